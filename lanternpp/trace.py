@@ -1,0 +1,149 @@
+"""What happened in each step of a run. App, bench, tree search and exports all read this one thing.
+
+Accepted length is the number of tokens that a step commits, the bonus or recovered token included, never counting past
+the picture's end; over a run it is (L − 1) / steps, because the prefill commits the first token and is no step.
+Step compression is L / target forward passes, the prefill's included.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+SCHEMA = "lanternpp-trace/1"
+
+
+class TraceError(ValueError):
+    """A trace file cannot be read; the message says why."""
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """One step. Rows over drafted nodes (N,) hold node 1 first; the tree is in the trace's header.
+
+    seconds: when the step ended, since the run began. verdicts, a letter a node: a accepted by the strict rule,
+    x accepted only by pooling, r rejected, n not reached, z past the picture's end, - not drawn (q = 0).
+    """
+
+    index: int
+    position: int
+    tokens: tuple[int, ...]
+    seconds: float
+    ending: str = "sampled"
+    path: tuple[int, ...] = ()
+    drafted: tuple[int, ...] = ()
+    q: tuple[float, ...] = ()
+    p: tuple[float, ...] = ()
+    mass: tuple[float, ...] = ()
+    verdicts: str = ""
+    outside_top_k: int = 0
+
+    @property
+    def accepted(self) -> int:
+        """Accepted length of the step: tokens committed."""
+        return len(self.tokens)
+
+
+@dataclass
+class Trace:
+    """Header, events and wall time of one run. seconds: prompt, decode, pixels and total, as far as the run came."""
+
+    header: dict
+    events: list[StepEvent] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for event in self.events for token in event.tokens]
+
+    @property
+    def steps(self) -> int:
+        """Decoding steps, the prefill left out."""
+        return max(0, len(self.events) - 1)
+
+    def summary(self) -> dict[str, float | int]:
+        tokens, steps = len(self.tokens), self.steps
+        decode = self.seconds.get("decode", self.events[-1].seconds if self.events else 0.0)
+        return {
+            "tokens": tokens,
+            "steps": steps,
+            "target_passes": len(self.events),
+            "accepted_length": (tokens - 1) / steps if steps else 0.0,
+            "step_compression": tokens / len(self.events) if self.events else 0.0,
+            "decode_seconds": decode,
+            "total_seconds": self.seconds.get("total", decode),
+            "tokens_per_second": tokens / decode if decode else 0.0,
+            "relaxed_only": sum(e.verdicts.count("x") for e in self.events),
+            "outside_top_k": sum(e.outside_top_k for e in self.events),
+        }
+
+    def accepted_map(self) -> list[int]:
+        """For each token of the picture, how many tokens its step committed (raster order)."""
+        return [event.accepted for event in self.events for _ in event.tokens]
+
+    def step_map(self) -> list[int]:
+        """For each token of the picture, the index of its step (raster order)."""
+        return [event.index for event in self.events for _ in event.tokens]
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": SCHEMA, "run_id": self.run_id, "header": self.header, "seconds": self.seconds,
+                           "summary": self.summary(), "events": [_slim(asdict(e)) for e in self.events]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        try:
+            raw = json.loads(text)
+            if raw["schema"] != SCHEMA:
+                raise TraceError(f"This trace has schema {raw['schema']!r}; {SCHEMA!r} is read here.")
+            events = [StepEvent(**{k: tuple(v) if isinstance(v, list) else v for k, v in e.items()})
+                      for e in raw["events"]]
+            return cls(raw["header"], events, raw["seconds"], raw["run_id"])
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise TraceError(f"This is not a trace of this program: {error}.") from error
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        return cls.from_json(Path(path).read_text())
+
+
+def _slim(event: dict) -> dict:
+    """Six significant digits are more than float32 measurements and probabilities hold."""
+    return {k: [float(f"{x:.6g}") for x in v] if k in ("q", "p", "mass") else round(v, 6) if k == "seconds" else v
+            for k, v in event.items()}
+
+
+def verdict_letters(parents: tuple[int, ...], ranks: tuple[int, ...], path: list[int], strict: list[bool],
+                    relaxed: list[bool], exists: list[bool], order: str, room: list[bool]) -> str:
+    """A letter for each drafted node from what was judged.
+
+    path holds the accepted nodes, root first. room says which nodes lie inside the picture.
+    """
+    taken = set(path[1:])
+    chosen_rank = {parents[n]: ranks[n] for n in taken}
+    on_path = set(path)
+    letters = []
+    for node in range(1, len(parents)):
+        i, parent = node - 1, parents[node]
+        if not room[i]:
+            letters.append("z")
+        elif not exists[i]:
+            letters.append("-")
+        elif node in taken:
+            letters.append("a" if strict[i] else "x")
+        elif parent not in on_path:
+            letters.append("n")
+        else:
+            # After the chosen sibling nothing was tested, save that strict-first asks all siblings for the strict rule
+            # before it takes one by pooling.
+            rank = chosen_rank.get(parent)
+            pooled = rank is not None and any(
+                parents[n] == parent and relaxed[n - 1] and not strict[n - 1] for n in taken)
+            tested = rank is None or ranks[node] < rank or (order == "strict-first" and pooled)
+            letters.append("r" if tested else "n")
+    return "".join(letters)

@@ -1,0 +1,62 @@
+"""`python -m lanternpp train tokenizer | prior | drafter`: how assets/emoji was made, each part resumable."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import torch
+
+from .. import hub
+from ..sampling import Sampling
+from ..transformer import Transformer
+from . import data, drafter, prior, vq
+
+
+def add_parsers(commands: argparse._SubParsersAction) -> None:
+    parts = commands.add_parser("train", help="train a part of the bundled model").add_subparsers(
+        required=True, metavar="tokenizer | prior | drafter")
+    for name, module, run, text in (("tokenizer", vq, vq.main, "pictures to codes and back"),
+                                    ("prior", prior, train_prior, "captions to codes: the target"),
+                                    ("drafter", drafter, train_drafter, "the EAGLE drafter, on the target's samples")):
+        parser = parts.add_parser(name, help=text)
+        module.add_arguments(parser)
+        parser.set_defaults(call=_call, run=run)
+
+
+def _call(args: argparse.Namespace) -> int:
+    args.run(args)
+    return 0
+
+
+def train_prior(args: argparse.Namespace) -> None:
+    """Train the target and put it into the model's folder; its drafter must then be trained again."""
+    bundle = hub.load_bundle(args.model, torch.float32)
+    init = None if args.scratch else bundle.target.state_dict()
+
+    @torch.no_grad()
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return bundle.tokenizer.encode(images)
+
+    bundle.target = prior.train(encode, bundle.words, data.load_pictures(args.data), args.out, args.minutes, args.layers,
+                                args.decay, init=init, seed=args.seed)
+    hub.save_bundle(bundle, args.model)
+
+
+def train_drafter(args: argparse.Namespace) -> None:
+    """Sample the target with CFG, train a drafter on that, and put it into the model's folder."""
+    bundle = hub.load_bundle(args.model, torch.float32)
+    fast = Transformer(bundle.target.config)
+    fast.load_state_dict(bundle.target.state_dict())
+    hub.cast(fast, torch.bfloat16)
+    sampling = Sampling(cfg_scale=bundle.defaults.get("cfg_scale", 3.0), top_k=bundle.defaults.get("top_k", 1000))
+    pictures, rng = data.load_pictures(args.data), np.random.default_rng(args.seed)
+    chosen = [pictures.records[i] for i in rng.choice(data.core(pictures), args.samples)]
+    prompts = [data.caption(record, str(rng.choice(list(data.BACKGROUNDS))), rng) for record in chosen]
+    codes, hidden = drafter.collect(
+        fast, lambda texts: prior.caption_ids(bundle.words, texts, bundle.target.config.prefix), prompts, sampling,
+        args.out, args.seed)
+    trained = drafter.train(bundle.target, codes, hidden, sampling, args.out, args.minutes, seed=args.seed)
+    bundle.drafter = hub.cast(trained, torch.float32)
+    hub.save_bundle(bundle, args.model)

@@ -1,0 +1,250 @@
+"""The decoder network of LlamaGen and of the bundled model, with its key-value cache.
+
+RMSNorm, SwiGLU, rotary positions over a 2-D grid, and a prefix of caption or class rows (LlamaGen, arXiv 2406.06525).
+Shapes: B rows of the batch (CFG rows included), T queries, M cache slots, H heads, d width, V codes, P prefix rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Shape of a network. `condition` is the size of the prefix's table: words, classes, or the feature width."""
+
+    codes: int
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    grid: int
+    prefix: int
+    prefix_kind: Literal["words", "features", "class"]
+    condition: int
+    prefix_rotation: Literal["identity", "zero"] = "zero"
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+
+    @property
+    def image_tokens(self) -> int:
+        return self.grid * self.grid
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+
+class Rotary(nn.Module):
+    """Unit complex numbers (positions, head_dim/2), indexed by sequence position; float32 whatever the model's dtype.
+
+    Pair m of a head turns by row·θ_m for the first half of the pairs and by column·θ for the second,
+    θ_k = base^(−4k/head_dim). Prefix rows are zero in LlamaGen's published weights (their queries and keys vanish) and
+    the identity in the bundled model, whose caption words must stay distinguishable. Rows past the picture are zero.
+    """
+
+    def __init__(self, config: TransformerConfig, tail: int = 160):
+        super().__init__()
+        self.config, self.tail = config, tail
+        self.register_buffer("table", self._build(torch.device("cpu")), persistent=False)
+
+    def _build(self, device: torch.device) -> Tensor:
+        c = self.config
+        quarter = c.head_dim // 4
+        theta = c.rope_base ** (-4 * torch.arange(quarter, dtype=torch.float32) / c.head_dim)
+        cell = torch.arange(c.image_tokens)
+        row, column = cell // c.grid, cell % c.grid
+        angle = torch.cat([row[:, None] * theta, column[:, None] * theta], dim=1)
+        picture = torch.polar(torch.ones_like(angle), angle)
+        prefix = torch.full((c.prefix, 2 * quarter), 1.0 if c.prefix_rotation == "identity" else 0.0).to(picture.dtype)
+        return torch.cat([prefix, picture, torch.zeros(self.tail, 2 * quarter).to(picture.dtype)]).to(device)
+
+    def _apply(self, fn, recurse=True):
+        # A cast of the model must not reach the table (it would drop the imaginary part): only the device follows.
+        device = fn(torch.empty(0, device=self.table.device)).device
+        if device != self.table.device:
+            self.table = self.table.to(device) if self.table.device.type != "meta" else self._build(device)
+        return self
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions (T,) or (B, T) -> turns (T, 1, head_dim/2) or (B, T, 1, head_dim/2)."""
+        return self.table[positions].unsqueeze(-2)
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Turn the interleaved pairs of x (B, T, heads, head_dim) in float32; returns x's dtype."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+
+
+class KVCache(nn.Module):
+    """Preallocated keys and values (layers, B, H, M, head_dim), written and compacted in place."""
+
+    def __init__(self, layers: int, rows: int, heads: int, slots: int, head_dim: int, device=None, dtype=None):
+        super().__init__()
+        shape = (layers, rows, heads, slots, head_dim)
+        self.register_buffer("keys", torch.zeros(shape, device=device, dtype=dtype), persistent=False)
+        self.register_buffer("values", torch.zeros(shape, device=device, dtype=dtype), persistent=False)
+
+    @property
+    def slots(self) -> int:
+        return self.keys.shape[3]
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values (B, H, T, head_dim) at slots (T,); returns the whole layer, (B, H, M, head_dim) each."""
+        k, v = self.keys[layer], self.values[layer]
+        k.index_copy_(2, slots, keys)
+        v.index_copy_(2, slots, values)
+        return k, v
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy slots `source` (n,) to slots `target` (n,) in every layer; the two may overlap."""
+        for store in (self.keys, self.values):
+            store.index_copy_(3, target, store.index_select(3, source))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and SwiGLU. The published LlamaGen drafter has no norm before its attention."""
+
+    def __init__(self, width: int, heads: int, hidden: int, norm_eps: float, attention_norm: bool = True):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.RMSNorm(width, eps=norm_eps) if attention_norm else nn.Identity()
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp_norm = nn.RMSNorm(width, eps=norm_eps)
+        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, turns: Tensor, cache: KVCache | None, layer: int, slots: Tensor | None,
+                mask: Tensor | None) -> Tensor:
+        batch, count, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, count, 3 * self.heads, width // self.heads)
+        qk, v = qkv.split([2 * self.heads, self.heads], dim=2)
+        q, k = rotate(qk, turns).transpose(1, 2).chunk(2, dim=1)
+        v = v.transpose(1, 2)
+        if cache is not None:
+            k, v = cache.write(layer, k, v, slots)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, count, width))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class WordPrefix(nn.Module):
+    """Caption word ids (B, P), left-padded with 0, to prefix rows (B, P, d): the bundled model's stand-in for T5."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.embedding = nn.Embedding(config.condition, config.width)
+        self.fc1 = nn.Linear(config.width, config.width)
+        self.fc2 = nn.Linear(config.width, config.width)
+        self.positions = nn.Parameter(torch.zeros(config.prefix, config.width))
+        self.null = nn.Parameter(torch.zeros(config.prefix, config.width))
+
+    def forward(self, words: Tensor) -> Tensor:
+        rows = self.fc2(F.gelu(self.fc1(self.embedding(words))))
+        return rows * (words != 0).unsqueeze(-1) + self.positions
+
+    def unconditional(self, rows: int) -> Tensor:
+        return (self.null + self.positions).expand(rows, -1, -1)
+
+
+class FeaturePrefix(nn.Module):
+    """T5 features (B, P, condition), valid rows rolled to the right end, to prefix rows (B, P, d).
+
+    The null caption is a stored constant that was never trained: it must come from the checkpoint.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(config.condition, config.width, bias=False)
+        self.fc2 = nn.Linear(config.width, config.width, bias=False)
+        self.register_buffer("null", torch.zeros(config.prefix, config.condition))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight.dtype)), approximate="tanh"))
+
+    def unconditional(self, rows: int) -> Tensor:
+        return self(self.null.expand(rows, -1, -1))
+
+
+class ClassPrefix(nn.Module):
+    """Class numbers (B,) to one prefix row (B, 1, d); the table's last row is the null class."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.embedding = nn.Embedding(config.condition + 1, config.width)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        return self.embedding(labels).unsqueeze(1)
+
+    def unconditional(self, rows: int) -> Tensor:
+        return self.embedding.weight[-1].expand(rows, 1, -1)
+
+
+PREFIXES = {"words": WordPrefix, "features": FeaturePrefix, "class": ClassPrefix}
+
+
+class Transformer(nn.Module):
+    """The target network: prefix rows, then image tokens. Hidden states are those after the final norm."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        self.prefix = PREFIXES[config.prefix_kind](config)
+        self.token_embedding = nn.Embedding(config.codes, config.width)
+        self.rotary = Rotary(config)
+        self.blocks = nn.ModuleList(
+            Block(config.width, config.heads, config.hidden, config.norm_eps) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.head = nn.Linear(config.width, config.codes, bias=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.weight.dtype
+
+    def new_cache(self, rows: int, slots: int) -> KVCache:
+        c = self.config
+        return KVCache(c.layers, rows, c.heads, slots, c.head_dim, self.device, self.dtype)
+
+    def prefix_rows(self, condition: Tensor, guided: bool) -> Tensor:
+        """Prefix rows (B, P, d); with CFG the batch is [conditional; unconditional] and B doubles."""
+        rows = self.prefix(condition)
+        return torch.cat([rows, self.prefix.unconditional(rows.shape[0]).to(rows)]) if guided else rows
+
+    def forward(self, x: Tensor, positions: Tensor, cache: KVCache | None = None, slots: Tensor | None = None,
+                mask: Tensor | None = None) -> Tensor:
+        """Embedded rows x (B, T, d) at sequence positions (T,) or (B, T) -> hidden (B, T, d) after the final norm.
+
+        Without a cache attention is causal over x itself, unless mask (broadcastable to (B, 1, T, T), True = attend)
+        is given. With a cache the rows are written at slots (T,) and mask (…, T, M) says what each query may see.
+        """
+        turns = self.rotary(positions)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, turns, cache, layer, slots, mask)
+        return self.norm(x)
+
+
+def prefix_mask(valid: Tensor, padded_rows: Literal["self", "causal"] = "self") -> Tensor:
+    """Prefill mask (B, 1, P, P) for a left-padded prefix with valid rows `valid` (B, P), True = attend.
+
+    Valid queries see valid keys before them. A padded query's own output is used by nothing but a published drafter,
+    which was trained on features where padded queries saw all padded keys before them ("causal"); LlamaGen's own code
+    lets them see themselves alone ("self").
+    """
+    count = valid.shape[1]
+    past = torch.ones(count, count, dtype=torch.bool, device=valid.device).tril()
+    mask = past & valid[:, None, :]
+    if padded_rows == "causal":
+        mask = torch.where(valid[:, :, None], mask, past)
+    return (mask | torch.eye(count, dtype=torch.bool, device=valid.device)).unsqueeze(1)
