@@ -73,7 +73,9 @@ def generate(args: argparse.Namespace) -> int:
 def bench(args: argparse.Namespace) -> int:
     names = list(dict.fromkeys(m.strip() for m in args.methods.split(",") if m.strip()))
     knobs = chosen(args)
-    for name in names or [""]:
+    if not names:
+        raise SettingsError("methods", f"--methods is empty: name some of {', '.join(METHODS)}, with commas.")
+    for name in names:
         Settings.checked(**{"prompt": "check", **knobs, "method": name})
     for what, count in (("prompts", args.prompts), ("repeats", args.repeats)):
         if not 1 <= count <= 1000:
@@ -131,11 +133,12 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         return args.call(args)
-    except (SettingsError, TreeError, ModelError, FileNotFoundError) as error:
+    except (SettingsError, TreeError, ModelError) as error:
         say(f"lanternpp: {error}")
         return 2
     except OSError as error:
-        say(f"lanternpp: cannot write or read {error.filename}: {error.strerror}.")
+        reason = f"cannot read or write {error.filename}: {error.strerror}." if error.filename else str(error)
+        say(f"lanternpp: {reason}")
         return 2
     except KeyboardInterrupt:
         say("Stopped.")

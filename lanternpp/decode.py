@@ -59,6 +59,7 @@ class Step(nn.Module):
         put("committed", torch.ones((), dtype=torch.int64))
         put("pending_tokens", torch.zeros(self.depth + 1, dtype=torch.int64))
         put("pending_hidden", torch.zeros(self.rows, self.depth + 1, config.width, dtype=target.dtype))
+        put("shift", torch.zeros(self.rows, 1, config.width, dtype=target.dtype) if config.pooled else None)
         put("places", torch.arange(self.depth + 1))
         put("node_slots", torch.arange(tree.nodes + 1))
         put("inner_slots", torch.arange(len(inner)))
@@ -83,6 +84,8 @@ class Step(nn.Module):
         """
         self.noise.refill(seed)
         rows = self.target.prefix_rows(condition, guided=self.rows == 2)
+        if self.shift is not None:
+            self.shift.copy_(self.target.caption_shift(rows))
         count = self.prefix
         positions = torch.arange(count, device=rows.device)
         self.padded = valid is not None and not bool(valid.all())
@@ -166,7 +169,7 @@ class Step(nn.Module):
         if self.padded:
             seen = torch.nn.functional.pad(self.prefix_valid, (0, self.cache.slots - self.prefix), value=True)
             view = view & seen[:, None, None, :]
-        x = self.target.token_embedding(tokens).expand(self.rows, -1, -1)
+        x = self.target.embed(tokens, self.shift).expand(self.rows, -1, -1)
         hidden = self.target(x, root_slot + self.buffers_of_tree.depths, self.cache, root_slot + self.node_slots, view)
         return hidden, self._distribution(self.target.head(hidden))
 

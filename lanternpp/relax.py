@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -65,7 +66,8 @@ def nearest_codes(codebook: Tensor, k: int, block: int = 1024) -> Tensor:
     rows = codebook.double()
     table = torch.empty(codes, k, dtype=torch.int64)
     for first in range(0, codes, block):
-        distance = torch.cdist(rows[first:first + block], rows)
+        # Not by matrix product: its rounding would order equal distances at random.
+        distance = torch.cdist(rows[first:first + block], rows, compute_mode="donot_use_mm_for_euclid_dist")
         index = torch.arange(len(distance))
         distance[index, first + index] = float("inf")
         table[first:first + block] = distance.sort(dim=-1, stable=True).indices[:, :k]
@@ -78,13 +80,15 @@ def cached_nearest_codes(codebook: Tensor, folder: str | Path | None, k: int = M
     path = Path(folder) / f"neighbours-{key}-{k}.safetensors" if folder is not None else None
     if path is not None and path.exists():
         try:
-            return load_file(path)["neighbours"].long()
-        except Exception:  # a half-written cache is made again
-            path.unlink(missing_ok=True)
+            table = load_file(path)["neighbours"].long()
+            if table.shape == (len(codebook), min(k, len(codebook) - 1)):
+                return table
+        except (OSError, KeyError, SafetensorError):  # a half-written cache is made again
+            pass
     table = nearest_codes(codebook.cpu(), k)
     if path is not None:
         try:
             save_file({"neighbours": table.to(torch.int32)}, path)
-        except OSError:
+        except (OSError, SafetensorError):
             pass
     return table

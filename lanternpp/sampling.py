@@ -86,7 +86,7 @@ class Noise(nn.Module):
     def refill(self, seed: int) -> None:
         """Refill all streams in place for a seed in 0 … 2^63−1."""
         for stream, buffer in enumerate((self.draft, self.target, self.uniform)):
-            state = np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0]
+            state = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(1, np.uint64)[0]
             generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
             if stream == 2:  # 127 numbers a position whatever the tree, so that they do not depend on its width
                 width = max(128, buffer.shape[1])

@@ -16,7 +16,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Shape of a network. `condition` is the size of the prefix's table: words, classes, or the feature width."""
+    """Shape of a network. `condition` is the size of the prefix's table: words, classes, or the feature width.
+
+    pooled (words only, no published model has it): the summed caption is also added to every token's embedding, which
+    lets a small model follow its caption after hours of training instead of days.
+    """
 
     codes: int
     width: int
@@ -28,6 +32,7 @@ class TransformerConfig:
     prefix_kind: Literal["words", "features", "class"]
     condition: int
     prefix_rotation: Literal["identity", "zero"] = "zero"
+    pooled: bool = False
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
 
@@ -146,6 +151,9 @@ class WordPrefix(nn.Module):
         self.fc2 = nn.Linear(config.width, config.width)
         self.positions = nn.Parameter(torch.zeros(config.prefix, config.width))
         self.null = nn.Parameter(torch.zeros(config.prefix, config.width))
+        if config.pooled:
+            self.pool = nn.Linear(config.width, config.width, bias=False)
+            nn.init.normal_(self.pool.weight, std=0.002)
 
     def forward(self, words: Tensor) -> Tensor:
         rows = self.fc2(F.gelu(self.fc1(self.embedding(words))))
@@ -153,6 +161,11 @@ class WordPrefix(nn.Module):
 
     def unconditional(self, rows: int) -> Tensor:
         return (self.null + self.positions).expand(rows, -1, -1)
+
+    def pooled(self, rows: Tensor) -> Tensor:
+        """Prefix rows (B, P, d) -> what is added to each token's embedding, (B, 1, d)."""
+        total = (rows - self.positions).sum(1, keepdim=True)
+        return self.pool(F.rms_norm(total, total.shape[-1:]))
 
 
 class FeaturePrefix(nn.Module):
@@ -221,6 +234,15 @@ class Transformer(nn.Module):
         """Prefix rows (B, P, d); with CFG the batch is [conditional; unconditional] and B doubles."""
         rows = self.prefix(condition)
         return torch.cat([rows, self.prefix.unconditional(rows.shape[0]).to(rows)]) if guided else rows
+
+    def caption_shift(self, rows: Tensor) -> Tensor | None:
+        """What is added to the embedding of every picture token, (B, 1, d), or None where the model has no such thing."""
+        return self.prefix.pooled(rows) if self.config.pooled else None
+
+    def embed(self, tokens: Tensor, shift: Tensor | None) -> Tensor:
+        """Codes (T,) or (B, T) and caption_shift's result -> (…, T, d)."""
+        x = self.token_embedding(tokens)
+        return x if shift is None else x + shift
 
     def forward(self, x: Tensor, positions: Tensor, cache: KVCache | None = None, slots: Tensor | None = None,
                 mask: Tensor | None = None) -> Tensor:

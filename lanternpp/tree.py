@@ -21,6 +21,15 @@ class TreeError(ValueError):
     """The tree breaks a limit or is malformed; the message is one sentence for the person who typed it."""
 
 
+def _short(value: object) -> str:
+    """At most 60 characters of a value that somebody typed."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not print whole numbers of more than 4,300 digits
+        text = "with a huge number"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 @dataclass(frozen=True)
 class Tree:
     """parents[i] is the parent of node i; parents[0] is -1. Raises TreeError unless breadth-first and within limits."""
@@ -36,8 +45,8 @@ class Tree:
         previous = 0
         for node, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < node or parent < previous:
-                raise TreeError(f"Node {node} of the draft tree has parent {parent}: nodes must stand in breadth-first "
-                                "order, each after its parent.")
+                raise TreeError(f"Node {node} of the draft tree has parent {_short(parent)}: nodes must stand in "
+                                "breadth-first order, each after its parent.")
             previous = parent
         if self.depth > MAX_DEPTH:
             raise TreeError(f"The draft tree is {self.depth} levels deep; at most {MAX_DEPTH} are allowed: "
@@ -52,12 +61,12 @@ class Tree:
         total, width = 0, 1
         for count in branching:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise TreeError(f"The branching {list(branching)!r} must hold whole numbers of at least 1, "
+                raise TreeError(f"The branching {_short(list(branching))} must hold whole numbers of at least 1, "
                                 "such as 3,2,1.")
             width *= count
             total += width
             if total > MAX_NODES:
-                raise TreeError(f"The branching {list(branching)!r} makes more than {MAX_NODES} nodes: "
+                raise TreeError(f"The branching {_short(list(branching))} makes more than {MAX_NODES} nodes: "
                                 "use smaller numbers or fewer levels.")
         parents, level = [-1], [0]
         for count in branching:
@@ -93,9 +102,10 @@ class Tree:
         parents = [-1]
         for path in ordered:
             if path[:-1] not in index:
-                raise TreeError(f"The path {list(path)} has no parent in the list: add {list(path[:-1])}.")
+                raise TreeError(f"The path {_short(list(path))} has no parent in the list: "
+                                f"add {_short(list(path[:-1]))}.")
             if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in index or path[-1] < 0:
-                raise TreeError(f"The path {list(path)} skips a sibling: child ranks count up from 0.")
+                raise TreeError(f"The path {_short(list(path))} skips a sibling: child ranks count up from 0.")
             index[path] = len(parents)
             parents.append(index[path[:-1]])
         return cls(tuple(parents))
@@ -178,7 +188,10 @@ PRESETS: dict[str, Tree] = {
 
 
 def parse_tree(value: object) -> Tree:
-    """A Tree from a preset's name, branching (`"3,2,1"` or a list), EAGLE paths, or `{"parents": [...]}`; else TreeError."""
+    """A Tree from a preset's name, branching (`"3,2,1"` or a list), EAGLE paths, or `{"parents": [...]}`.
+
+    Raises TreeError for all else.
+    """
     if isinstance(value, Tree):
         return value
     if isinstance(value, str):
@@ -187,7 +200,7 @@ def parse_tree(value: object) -> Tree:
             return PRESETS[text]
         parts = [p for p in text.replace("/", ",").replace(" ", ",").split(",") if p]
         if not parts or not all(p.isascii() and p.isdigit() and len(p) <= 4 for p in parts):
-            raise TreeError(f"The draft tree {text[:60]!r} is unknown: use one of {', '.join(PRESETS)}, or branching "
+            raise TreeError(f"The draft tree {_short(text)} is unknown: use one of {', '.join(PRESETS)}, or branching "
                             "such as 3,2,1.")
         return Tree.from_branching([int(p) for p in parts])
     if isinstance(value, dict):
@@ -199,5 +212,5 @@ def parse_tree(value: object) -> Tree:
         if value and all(isinstance(p, list | tuple) and all(type(r) is int for r in p) for p in value):
             return Tree.from_paths(value)
         return Tree.from_branching(value)
-    raise TreeError(f"The draft tree {str(value)[:60]!r} is not understood: use one of {', '.join(PRESETS)}, or "
+    raise TreeError(f"The draft tree {_short(value)} is not understood: use one of {', '.join(PRESETS)}, or "
                     "branching such as 3,2,1.")

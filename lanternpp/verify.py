@@ -1,9 +1,10 @@
 """Judge every drafted node at once, walk the accepted path, and draw the token that ends the step.
 
-p and q are the target's and the drafter's distributions after the same CFG, temperature, top-k and top-p. Children x₁, x₂, …
-of a node were drawn from q without replacement: qᵢ is q without x₁ … xᵢ₋₁, renormalised, and r₁ = p. Child i passes the
-strict rule when uᵢ ≤ rᵢ(x)/qᵢ(x) and the relaxed rule when uᵢ ≤ mᵢ(x)/qᵢ(x), mᵢ from relax.py. After a rejection
-rᵢ₊₁ = norm([rᵢ − qᵢ]₊). (Multi-candidate rejection sampling as in SpecInfer and EAGLE; LANTERN, eq. 4 to 6, for m.)
+p and q are the target's and the drafter's distributions after the same CFG, temperature, top-k and top-p. Children
+x₁, x₂, … of a node were drawn from q without replacement: qᵢ is q without x₁ … xᵢ₋₁, renormalised, and r₁ = p. Child i
+passes the strict rule when uᵢ ≤ rᵢ(x)/qᵢ(x) and the relaxed rule when uᵢ ≤ mᵢ(x)/qᵢ(x), mᵢ from relax.py. After a
+rejection rᵢ₊₁ = norm([rᵢ − qᵢ]₊). (Multi-candidate rejection sampling as in SpecInfer and EAGLE; LANTERN, eq. 4 to 6,
+for m.)
 
 Order "sequential", as published, takes the first child that passes the relaxed rule. Order "strict-first" takes the
 first that passes the strict rule and, only if there is none, the first that passes the relaxed one: the acceptance
@@ -41,7 +42,7 @@ class TreeBuffers(nn.Module):
         put("parents", torch.tensor(parents, dtype=torch.int64))
         put("child_nodes", torch.tensor(table, dtype=torch.int64).view(len(parents), self.max_children))
         put("node_row", torch.tensor([tree.inner.index(n) if n in tree.inner else 0 for n in parents],
-                                     dtype=torch.int64))  # each parent's row in q, whose rows are in breadth-first order
+                                     dtype=torch.int64))  # each parent's row in q, whose rows are breadth-first
         flat = [(row, i) for row, n in enumerate(parents) for i in range(len(tree.children[n]))]
         by_node = sorted(flat, key=lambda f: table[f[0]][f[1]])
         put("flat", torch.tensor([row * max(1, self.max_children) + i for row, i in by_node], dtype=torch.int64))
@@ -93,18 +94,21 @@ def verify(p: Tensor, q: Tensor, tokens: Tensor, buffers: TreeBuffers, relaxatio
             strict = r.argmax(-1) == x.squeeze(1)
             other = r.scatter(1, x, -1.0).amax(-1)
             relaxed = strict | ((mass > own) & (mass >= other))
+            strict, relaxed = exists & strict, exists & relaxed
         else:
-            threshold = judges[:count, i] * draft  # u ≤ m/q without a division by a vanishing q
-            strict, relaxed = exists & (threshold <= own), exists & (threshold <= mass)
-            reduced = (r - rest).clamp_(min=0)
+            # u ≤ m/q without a division by a vanishing q. A product that underflows to 0 accepts nothing of mass 0.
+            threshold = judges[:count, i] * draft
+            strict, relaxed = exists & (threshold <= own) & (own > 0), exists & (threshold <= mass) & (mass > 0)
+            reduced = (r - rest).clamp(min=0)
             total = reduced.sum(-1, keepdim=True)
             # A sum of 0 means r = q: only rounding rejected the child, so r stays; a child that does not exist
             # was never tested, so r stays as well.
             usable = exists.unsqueeze(1) & (total > 0)
-            reduced = torch.where(usable, reduced / total.clamp(min=torch.finfo(total.dtype).tiny), r)
+            reduced = torch.where(usable, reduced / total, r)
             residual = torch.cat([reduced, residual[count:]])
             rest = rest.scatter(1, x, 0.0)
-            left = torch.cat([rest / rest.sum(-1, keepdim=True).clamp(min=1e-30), left[count:]])
+            total = rest.sum(-1, keepdim=True)  # may be as small as a float32 can be, and is still renormalised
+            left = torch.cat([torch.where(total > 0, rest / total, rest), left[count:]])
         columns.append((strict, relaxed, exists, draft, own, mass))
     strict, relaxed, exists, draft, own, mass = (
         torch.stack([torch.cat([c, c.new_zeros(len(buffers.parents) - len(c))]) for c in column], dim=1)

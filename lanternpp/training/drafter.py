@@ -36,6 +36,7 @@ def sample(target: Transformer, words: Tensor, sampling: Sampling, generator: to
     cache = target.new_cache(2 * count, length)
     slots = torch.arange(length)
     x, positions = target.prefix_rows(words, guided=True), torch.arange(config.prefix)
+    shift = target.caption_shift(x)
     states, codes = [], []
     for index in range(config.image_tokens):
         mask = positions[:, None] >= slots
@@ -45,7 +46,7 @@ def sample(target: Transformer, words: Tensor, sampling: Sampling, generator: to
         p = distribution(unconditional + sampling.cfg_scale * (conditional - unconditional), sampling)
         noise = torch.empty_like(p).exponential_(generator=generator)
         codes.append((p / noise).argmax(-1))
-        x = target.token_embedding(codes[-1]).repeat(2, 1).unsqueeze(1)
+        x = target.embed(codes[-1].repeat(2).unsqueeze(1), shift)
         positions = torch.tensor([config.prefix + index])
         if progress:
             progress(index)

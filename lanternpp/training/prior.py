@@ -21,7 +21,7 @@ from . import data, loop
 
 Encode = Callable[[Tensor], Tensor]
 SMALL = TransformerConfig(codes=4096, width=320, layers=8, heads=5, hidden=896, grid=16, prefix=16, prefix_kind="words",
-                          condition=2048, prefix_rotation="identity")
+                          condition=2048, prefix_rotation="identity", pooled=True)
 
 
 def caption_ids(tokenizer, captions: list[str], prefix: int) -> Tensor:
@@ -64,7 +64,7 @@ def logits_of(model: Transformer, words: Tensor, codes: Tensor, drop: Tensor | N
     rows = model.prefix(words)
     if drop is not None:
         rows = torch.where(drop[:, None, None], model.prefix.unconditional(len(words)).to(rows.dtype), rows)
-    x = torch.cat([rows, model.token_embedding(codes[:, :-1]).to(rows.dtype)], dim=1)
+    x = torch.cat([rows, model.embed(codes[:, :-1], model.caption_shift(rows)).to(rows.dtype)], dim=1)
     hidden = model(x, torch.arange(x.shape[1], device=x.device))
     return model.head(hidden[:, model.config.prefix - 1:])
 
@@ -112,14 +112,17 @@ def train(encode: Encode, words, pictures: data.Pictures, out: Path, minutes: fl
         torch.nn.init.normal_(model.prefix.null, std=0.02)
     else:
         had = 1 + max(int(k.split(".")[1]) for k in state if k.startswith("blocks."))
-        model.load_state_dict(grow(state, layers) if had < layers else state)
+        model.load_state_dict(grow(state, layers) if had < layers else state, strict=False)  # older: no pooled caption
     optimizers = loop.Optimizers(model, muon_lr, adam_lr)
     step, clock = 0, loop.Clock(minutes)
     if checkpoint:
         step, clock = checkpoint["step"], loop.Clock(minutes, checkpoint["minutes"])
-        if checkpoint["config"]["layers"] == layers:
+        if checkpoint["config"] == asdict(config):
             optimizers.load_state_dict(checkpoint["optimizers"])
     began, last_save, losses = step, clock.spent, []
+    # Only the caption can tell the first token, the background's; all later ones could also be copied from before.
+    emphasis = torch.ones(config.image_tokens)
+    emphasis[0] = 16.0
     chosen = pictures.select(data.core(pictures))
     train_index, held_index = data.split(chosen)
     pool = CodePool(chosen.select(train_index), encode, views, np.random.default_rng(seed + step))
@@ -135,8 +138,9 @@ def train(encode: Encode, words, pictures: data.Pictures, out: Path, minutes: fl
             drop = torch.rand(batch) < 0.1
             with torch.autocast("cpu", torch.bfloat16):
                 logits = logits_of(model, caption_ids(words, captions, config.prefix), codes, drop)
-            loss = F.cross_entropy(logits.float().flatten(0, 1), codes.flatten())
-            loss.backward()
+            each = F.cross_entropy(logits.float().flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
+            (each * emphasis).mean().backward()
+            loss = each.detach().mean()
             loop.clip(model)
             optimizers.step(clock.scale(step - began, decay))
             losses.append(loss.item())

@@ -1,0 +1,429 @@
+"""The served app: API, errors, isolation, stop, unreadable assets, recorded runs, figures."""
+
+import base64
+import io
+import json
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import toy
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from PIL import Image
+from serving import serve, toy_pipeline
+
+from app import api, params, plots, race, record, stage
+from app.session import WAITING, Bounded, Busy, Job, Worker, events
+from lanternpp.pipeline import LanternPipeline, run
+from lanternpp.settings import KNOBS, Settings
+
+NAMES = list(KNOBS)
+PAGE = ("red apple", "3D", "lanternpp", params.CUSTOM, "3, 2", 10, 2.0, 0.1, 0.8, "strict-first", 7, 2.0, 1.0, 0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serve(toy_pipeline) as (url, demo):
+        yield url, demo
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    return Client(served[0], verbose=False)
+
+
+@pytest.fixture
+def worker():
+    return Worker(toy_pipeline).start()
+
+
+def call(url: str, name: str, body: str, version: str = "/v2") -> tuple[str, object]:
+    """The last event of a raw call, such as ("error", {...})."""
+    sent = httpx.post(
+        f"{url}gradio_api/call{version}/{name}", content=body, headers={"content-type": "application/json"}
+    )
+    if sent.status_code != 200:
+        return "refused", sent.text
+    text = httpx.get(f"{url}gradio_api/call/{name}/{sent.json()['event_id']}", timeout=60).text
+    event, data = text.strip().split("\n\n")[-1].split("\n", 1)
+    return event.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def one_sentence(text: str) -> bool:
+    return 20 < len(text) < 300 and "\n" not in text and "Traceback" not in text and text[-1] in ".!?"
+
+
+# ---- the named endpoints ----
+
+
+def test_generate_returns_picture_stats_and_trace(client):
+    path, stats, trace = client.predict(prompt="red apple, 3d", seed=3, tree="3,2", api_name="/generate")
+    assert Image.open(path).format == "PNG"
+    assert sum(len(event["tokens"]) for event in trace["events"]) == 16
+    assert stats["run_id"] == trace["run_id"] and trace["header"]["prompt"] == "red apple, 3d"
+    assert stats["seconds"] == pytest.approx(trace["seconds"]["total"], abs=1e-3)
+    assert stats["target_passes"] == len(trace["events"]) and stats["device"]
+
+
+def test_compare_measures_the_speedup(client):
+    first, second, stats, traces = client.predict(prompt="fox", method="exact", tree="3,2", api_name="/compare")
+    assert Image.open(first).size == Image.open(second).size
+    ratio = traces["ar"]["seconds"]["total"] / traces["method"]["seconds"]["total"]
+    assert stats["speedup"] == pytest.approx(ratio, abs=1e-3) and stats["pairs"] == 1
+    assert [traces[name]["header"]["method"] for name in ("ar", "method")] == ["ar", "exact"]
+    assert {traces[name]["header"]["seed"] for name in traces} == {0}
+
+
+def test_defaults_are_the_schemas(client):
+    parameters = client.view_api(return_format="dict")["named_endpoints"]["/generate"]["parameters"]
+    assert [p["parameter_name"] for p in parameters] == NAMES
+    assert {p["parameter_name"]: p["parameter_default"] for p in parameters}["method"] == KNOBS["method"].default
+
+
+BAD = [
+    {"prompt": ""},
+    {"prompt": "   "},
+    {"prompt": None},
+    {"prompt": 5},
+    {"prompt": ["red"]},
+    {"prompt": "a" * 10_000},
+    {"prompt": "\x00\x07"},
+    {"prompt": "🦊"},
+    {"method": "best"},
+    {"method": None},
+    {"method": {"a": 1}},
+    {"tree": "oak"},
+    {"tree": ",".join(["1"] * 100)},
+    {"tree": {"parents": [-1] + [0] * 10_000}},
+    {"tree": [4] * 9},
+    {"tree": "root"},
+    {"tree": {"parents": [-1, 5]}},
+    {"tree": []},
+    {"k": -1},
+    {"k": "many"},
+    {"k": 10**9},
+    {"k": 2.5},
+    {"k": None},
+    {"k": True},
+    {"bound": 0.5},
+    {"bound": "x"},
+    {"method": "lantern", "bound": 3},
+    {"method": "annealed", "gamma": 7},
+    {"order": "random"},
+    {"seed": -1},
+    {"seed": 2**40},
+    {"seed": [1]},
+    {"cfg_scale": 0},
+    {"cfg_scale": "NaN"},
+    {"temperature": -1},
+    {"temperature": float("nan")},
+    {"top_k": -5},
+    {"top_p": 0},
+    {"top_p": float("inf")},
+    {"top_p": {}},
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: json.dumps(bad)[:40])
+def test_a_bad_input_is_one_sentence(served, bad):
+    url, _ = served
+    event, answer = call(url, "generate", json.dumps({"prompt": "fox"} | bad))
+    assert event == "error" and one_sentence(answer["error"]), answer
+    assert httpx.get(url).status_code == 200
+
+
+def test_bad_inputs_everywhere_and_then_a_good_one(served, client):
+    url, _ = served
+    values = [KNOBS[name].default for name in NAMES]
+    for name, bad in (("compare", "best"), ("generate", 3)):
+        event, answer = call(url, name, json.dumps({"data": ["fox", bad, *values[2:]]}), version="")
+        assert event == "error" and one_sentence(answer["error"])
+    assert call(url, "generate", '{"data": 1}', version="")[0] in ("refused", "error")
+    direct = httpx.post(f"{url}gradio_api/run/generate", json={"data": ["fox", "best", *values[2:]]})
+    assert "Traceback" not in direct.text
+    with pytest.raises(AppError) as error:
+        client.predict(prompt="", api_name="/compare")
+    assert one_sentence(str(error.value))
+    assert client.predict(prompt="fox", tree="3,2", api_name="/generate")[1]["seconds"] > 0
+
+
+def page_call(url: str, demo, values: list, session: str = "s") -> list[dict]:
+    """What the page's Generate handler answers to a hand-made request, past all widgets."""
+    index = next(i for i, fn in demo.fns.items() if len(fn.inputs) == len(params.PAGE) and len(fn.outputs) == 3)
+    body = json.dumps({"data": values, "fn_index": index, "session_hash": session})
+    httpx.post(f"{url}gradio_api/queue/join", content=body, headers={"content-type": "application/json"})
+    text = httpx.get(f"{url}gradio_api/queue/data", params={"session_hash": session}, timeout=60).text
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def test_the_page_checks_what_its_widgets_cannot(served):
+    url, demo = served
+    last = page_call(url, demo, [*PAGE[:5], "many", *PAGE[6:]])[-2]
+    assert last["msg"] == "process_completed"
+    error = last["output"]["data"][0]["error"]
+    assert error["field"] == "k" and one_sentence(error["text"])
+    text = json.dumps(page_call(url, demo, [*PAGE[:5], float("nan"), 2.0, *PAGE[7:]], "t"))
+    assert "Traceback" not in text and httpx.get(url).status_code == 200
+
+
+def test_two_clients_get_their_own_runs(served):
+    url, _ = served
+    clients = [Client(url, verbose=False) for _ in range(2)]
+    asked = [("red apple", 1), ("blue fox", 2), ("a fox", 3), ("red fox", 4)]
+
+    def ask(i):
+        prompt, seed = asked[i]
+        return clients[i % 2].predict(prompt=prompt, seed=seed, tree="2,1", api_name="/compare")
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(4)))
+    for (prompt, seed), (_, _, _, traces) in zip(asked, answers, strict=True):
+        for trace in traces.values():
+            assert (trace["header"]["prompt"], trace["header"]["seed"]) == (prompt, seed)
+    assert len({trace["run_id"] for answer in answers for trace in answer[3].values()}) == 8
+
+
+# ---- the worker ----
+
+
+def job(visitor="v", method="exact", **more):
+    settings = Settings.checked(prompt="fox", method=method, tree="3,2")
+    return Job(visitor, [settings.baseline(), settings], **more)
+
+
+def kinds(worker, submitted):
+    return [event[0] for event in events(worker, submitted, 0.05) if event[0] != "tick"]
+
+
+def test_stop_ends_a_run_within_a_step():
+    worker = Worker(lambda: toy_pipeline(0.05)).start()
+    running = job()
+    worker.submit(running)
+    seen = []
+    for event in events(worker, running):
+        seen.append(event[0])
+        if seen.count("step") == 3:
+            worker.cancel("v")
+    assert seen[-1] == "stopped" and seen.count("step") <= 5 and "done" not in seen
+
+
+def test_a_new_click_replaces_the_old_run_and_leaves_others_alone():
+    worker = Worker(lambda: toy_pipeline(0.02)).start()
+    old, other, new = job("a"), job("b"), job("a")
+    for each in (old, other, new):
+        worker.submit(each)
+    assert old.replaced and not other.cancelled.is_set()
+    with ThreadPoolExecutor(3) as pool:
+        ends = list(pool.map(lambda each: kinds(worker, each)[-1], (old, other, new)))
+    assert ends == ["stopped", "done", "done"]
+
+
+def test_turns_are_fair_and_the_queue_is_bounded():
+    worker = Worker(toy_pipeline)
+    for number in range(3):
+        worker.submit(job("greedy"), replace=False)
+        if number == 1:
+            worker.submit(job("late"))
+    worker._served = {"greedy": 1}
+    order = []
+    for _ in range(4):
+        order.append(worker._next().visitor)
+    assert order[0] == "late"
+    for number in range(WAITING):
+        worker.submit(job(str(number)))
+    with pytest.raises(Busy) as error:
+        worker.submit(job("one too many"))
+    assert one_sentence(str(error.value))
+
+
+def test_a_reader_that_goes_away_ends_its_run():
+    worker = Worker(lambda: toy_pipeline(0.02)).start()
+    left = job()
+    worker.submit(left)
+    reader = events(worker, left)
+    next(reader)
+    reader.close()
+    assert left.cancelled.is_set()
+    follower = job("next")
+    worker.submit(follower)
+    assert kinds(worker, follower)[-1] == "done"
+
+
+def test_measured_pairs_report_progress_and_stop():
+    worker = Worker(toy_pipeline).start()
+    values = [value for value, _ in race.measure(worker, "v", PAGE)]
+    assert values[-1]["pairs"]["n"] == race.PAIRS and values[-1]["measuring"] is None
+    pairs = values[-1]["pairs"]
+    assert pairs["low"] <= pairs["median"] <= pairs["high"]
+    slow = Worker(lambda: toy_pipeline(0.05)).start()
+    began = time.monotonic()
+    values = []
+    for value, _ in race.measure(slow, "v", PAGE):
+        values.append(value)
+        slow.cancel("v")
+    value = values[-1]
+    assert value["measuring"] is None and "pairs" not in value and time.monotonic() - began < 20
+
+
+def test_bounded_forgets_the_oldest():
+    kept = Bounded(2)
+    for key in "abac":
+        kept[key] = 1
+    assert list(kept) == ["a", "c"]
+
+
+# ---- the race ----
+
+
+def test_a_run_folds_into_the_stage(worker):
+    values = []
+    for value, _settings in race.generate(worker, "v", PAGE):
+        values.append(json.loads(json.dumps(value)))
+    last = values[-1]
+    assert values[0]["state"] in ("running", "loading") and last["state"] == "done"
+    assert [sum(lane["counts"]) for lane in last["lanes"]] == [16, 16]
+    base, lane = (worker.output(lane["run"]).trace for lane in last["lanes"])
+    assert last["speedup"] == pytest.approx(base.seconds["total"] / lane.seconds["total"], abs=1e-3)
+    assert last["typed"] == ["red apple", "3D"] and last["seed"] == 7
+    assert all(lane["image"].startswith("data:image/png;base64,") for lane in last["lanes"])
+    tested = last["lanes"][1]["tested"]
+    assert len(tested["q"]) == len(tested["v"]) > 0 and set(tested["v"]) <= set("axr") and min(tested["d"]) == 1
+
+
+def test_a_moved_knob_keeps_the_baseline(worker):
+    assert list(race.again(worker, "v", PAGE)) == []
+    first = list(race.generate(worker, "v", PAGE))[-1][0]
+    moved = [*PAGE[:6], 5.0, *PAGE[7:]]
+    second = list(race.again(worker, "v", tuple(moved)))[-1][0]
+    assert second["lanes"][0]["run"] == first["lanes"][0]["run"] and second["lanes"][0]["kept"]
+    assert second["lanes"][1]["run"] != first["lanes"][1]["run"]
+    assert second["lanes"][1]["settings"]["bound"] == 5.0 and second["serial"] > first["serial"]
+    assert list(race.again(worker, "v", ("fox", *PAGE[1:]))) == []
+
+
+def test_knobs_may_move_while_the_baseline_runs():
+    worker = Worker(lambda: toy_pipeline(0.03)).start()
+    moved = (*PAGE[:5], 99, *PAGE[6:])
+    value, tried = None, False
+    for value, _ in race.generate(worker, "v", PAGE):
+        if value["lanes"][0]["tokens"] and not tried:
+            tried = True
+            assert list(race.again(worker, "v", moved)) == []
+    assert value["state"] == "done" and value["lanes"][1]["settings"]["k"] == 99
+
+
+def test_a_failed_run_clears_its_lane_and_says_why():
+    class Broken(LanternPipeline):
+        def stream(self, settings):
+            yield from super().stream(settings) if settings.prompt == "warm up" else self.fail()
+
+        def fail(self):
+            yield SimpleNamespace(tokens=(1,), seconds=0.1)
+            raise RuntimeError("the cache is full\nTraceback")
+
+    value = list(race.generate(Worker(lambda: Broken(toy.bundle())).start(), "v", PAGE))[-1][0]
+    assert value["state"] == "failed" and value["lanes"][0]["tokens"] == []
+    assert value["lanes"][0]["note"] == "The run failed: the cache is full."
+
+
+# ---- unreadable assets ----
+
+
+@pytest.mark.parametrize("harm", ["missing", "config", "weights"])
+def test_unreadable_assets_are_one_sentence_and_the_page_is_served(tmp_path, harm):
+    folder = tmp_path / "model"
+    LanternPipeline(toy.bundle()).save_pretrained(folder)
+    spare = tmp_path / "spare"
+    shutil.copytree(folder, spare)
+    if harm == "missing":
+        shutil.rmtree(folder)
+    else:
+        file = folder / ("config.json" if harm == "config" else next(folder.glob("target-*")).name)
+        file.write_bytes(b"\x00garbage")
+    with serve(lambda: LanternPipeline.from_pretrained(folder)) as (url, demo):
+        for name in ("generate", "compare"):
+            event, answer = call(url, name, json.dumps({"prompt": "fox"}))
+            assert event == "error" and one_sentence(answer["error"]), answer
+        assert httpx.get(url).status_code == 200
+        value = list(race.generate(demo.worker, "v", PAGE))[-1][0]
+        assert value["state"] == "failed" and one_sentence(value["error"]["text"])
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(spare, folder)
+        assert call(url, "generate", json.dumps({"prompt": "fox", "tree": "2"}))[0] == "complete"
+
+
+# ---- recorded runs, downloads, figures ----
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    pipe = toy_pipeline()
+    settings = Settings.checked(prompt="fox, 3d", tree="3,2", top_k=0)
+    return [run(pipe.stream(each)) for each in (settings.baseline(), settings)]
+
+
+def test_recorded_runs_come_back(tmp_path, outputs):
+    path = record.save(tmp_path, "fox-0", "fox", "3D", outputs)
+    value = record.load(path).stage()
+    assert value["state"] == "done" and value["recorded"] and value["typed"] == ["fox", "3D"]
+    assert [lane["run"] for lane in value["lanes"]] == [output.trace.run_id for output in outputs]
+    assert value["speedup"] == stage.speedup(*(output.trace for output in outputs))
+    (tmp_path / "a-damaged.json").write_text("{")
+    record.save(tmp_path, "a-fox", "a fox", "3D", outputs)
+    record.save(
+        tmp_path, "z-fox", "z fox", "3D", outputs, {"n": 5, "median": 2.0, "low": 1.9, "high": 2.1, "label": "x"}
+    )
+    assert [each.name for each in record.load_all(tmp_path)] == ["z-fox", "a-fox", "fox-0"]
+    assert record.load_all(tmp_path / "none") == []
+
+
+def test_recorded_file_names_cannot_leave_their_folder(tmp_path, outputs):
+    path = record.save(tmp_path / "in", "fox-0", "fox", "3D", outputs)
+    data = json.loads(path.read_text())
+    outputs[0].images[0].save(tmp_path / "outside.png")
+    data["images"][0] = "../outside.png"
+    path.write_text(json.dumps(data))
+    with pytest.raises(FileNotFoundError):
+        record.load(path)
+
+
+def test_the_page_can_ask_for_traces_and_figures_only_of_kept_runs(outputs):
+    worker = Worker(toy_pipeline)
+    for output in outputs:
+        worker.runs[output.trace.run_id] = output
+    trace, figure, atlas = api.server_functions(worker, "trace", "figure", "atlas")
+    ids = [output.trace.run_id for output in outputs]
+    assert json.loads(trace(ids[0]))["run_id"] == ids[0]
+    assert all(trace(bad) is None for bad in ("../etc/passwd", None, 3, ["x"], {}))
+    assert all(figure(bad) is None for bad in ([], None, ["x"], [ids[0], "x"], {"a": 1}, 7))
+    assert atlas("") is None
+    png = base64.b64decode(figure(ids).split(",", 1)[1])
+    assert Image.open(io.BytesIO(png)).size[0] > 1000
+
+
+def test_figures_hold_the_maps(outputs):
+    traces = [output.trace for output in outputs]
+    figure = plots.comparison(traces, [output.images[0] for output in outputs])
+    cells = [
+        axes.images[0].get_array() for axes in figure.axes if axes.images and axes.images[0].get_array().shape == (4, 4)
+    ]
+    lengths = [sum(trace.accepted_map()) for trace in traces]
+    assert sorted(int(each.sum()) for each in cells) == sorted([*lengths, lengths[1] - lengths[0]])
+
+
+def test_runs_describe_themselves(outputs):
+    assert stage.describe(outputs[1].trace.header) == "LANTERN++, k = 100, λ = 2"
+    assert stage.describe(outputs[0].trace.header) == "Plain AR"
+    assert stage.model_line({"model": "Toy", "grid": 4, "codes": 4096}) == "Toy · 4 × 4 tokens · 4,096 codes"
+
+
+def test_nothing_of_the_page_waits_for_the_model():
+    gate = threading.Event()
+    with serve(lambda: gate.wait(30) and toy_pipeline()) as (url, _):
+        assert httpx.get(url).status_code == 200
+        gate.set()
