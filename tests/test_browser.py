@@ -96,8 +96,11 @@ def text(page, part: str) -> str:
 
 def generate(page, prompt="red apple", timeout=60_000):
     page.fill(PROMPT, prompt)
+    before = page.eval_on_selector(STAGE, "element => Number(element.dataset.serial)")
     page.click("#generate")
-    wait_state(page, "running", "loading")
+    page.wait_for_function(
+        "before => Number(document.querySelector('#stage [data-serial]').dataset.serial) > before", arg=before
+    )
     wait_state(page, "done", timeout=timeout)
 
 

@@ -155,6 +155,18 @@ def test_a_link_cannot_choose_what_the_page_does_not_offer():
     assert params.from_query({"method": "ar", "tree": "[1]", "style": "Oil", "bound": "2"}) == {}
 
 
+def test_the_page_opens_on_the_models_own_defaults():
+    opening = params.opening({"cfg_scale": 4.5})
+    assert list(opening) == list(params.PAGE) and opening["cfg_scale"] == 4.5
+    assert params.from_page(*(opening | {"prompt": "fox"}).values()).bound == KNOBS["bound"].default
+
+
+def test_a_runs_settings_come_back_to_the_page():
+    found = settings(method="lantern", tree="eagle25", delta=0.3, seed=5)
+    page = params.opening({}) | params.of_run(found.to_dict()) | {"prompt": "red apple"}
+    assert params.from_page(*page.values()) == found
+
+
 def test_every_knob_of_the_schema_is_on_the_page():
     assert set(KNOBS) - {"bound"} <= set(params.PAGE)
     assert set(BOUNDS) == {method for method in params.METHODS if params.uses(method)}

@@ -164,6 +164,14 @@ def test_child_that_was_not_drawn_does_not_exist(rule, order):
         assert found.committed == 1 and found.tokens[0] == 1
 
 
+def test_missing_child_before_a_drawn_one_leaves_the_residual_alone():
+    """Never drawn in this order, save where a race underflows: what was not tested is not subtracted."""
+    found = judge([0.2, 0.5, 0.3], [0.6, 0.0, 0.4], [1, 0], uniform=0.9)
+    assert found.exists.tolist() == [False, True]
+    torch.testing.assert_close(found.draft, torch.tensor([0.0, 0.6], dtype=torch.float64))
+    torch.testing.assert_close(found.residual, torch.tensor([0.5, 0.2], dtype=torch.float64))
+
+
 def test_empty_residual_keeps_r():
     """r ≤ q everywhere: only rounding rejects. r stays; a uniform would bring masked and banned codes in (trap 5)."""
     p = np.array([0.5, 0.3, 0.2, 0.0])
