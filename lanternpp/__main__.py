@@ -64,8 +64,8 @@ def generate(args: argparse.Namespace) -> int:
     if args.trace:
         output.trace.save(args.trace)
     facts = output.trace.summary()
-    print(f"{args.out}: {facts['total_seconds']:.2f} s, {facts['steps']} steps, accepted length "
-          f"{facts['accepted_length']:.2f}, step compression {facts['step_compression']:.2f}, {METHODS[settings.method]}, "
+    print(f"{args.out}: {METHODS[settings.method]}, {facts['total_seconds']:.2f} s, {facts['steps']} steps, "
+          f"accepted length {facts['accepted_length']:.2f}, step compression {facts['step_compression']:.2f}, "
           f"{output.trace.header['device']}, {output.trace.header['dtype']}")
     return 0
 

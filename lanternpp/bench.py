@@ -56,7 +56,8 @@ def warm_up(pipe: LanternPipeline, settings: Sequence[Settings], steps: int = 8)
         stream.close()
 
 
-def interleave(pipe: LanternPipeline, pairs: Sequence[Sequence[Settings]], methods: Sequence[Runs]) -> Iterator[Progress]:
+def interleave(pipe: LanternPipeline, pairs: Sequence[Sequence[Settings]],
+               methods: Sequence[Runs]) -> Iterator[Progress]:
     """Run every setting of every pair, pair by pair, after a warm-up, and add each complete pair to `methods`.
 
     Each pair begins one method later than the one before, so that no method always runs first.
@@ -114,14 +115,16 @@ def document(pipe: LanternPipeline, methods: Sequence[Runs]) -> dict:
 
 def render(results: dict[str, dict]) -> str:
     """A plain-text table for the terminal."""
-    head = f"{'method':<12}{'seconds':>18}{'tokens/s':>10}{'steps':>8}{'accepted':>10}{'compression':>13}{'speedup':>22}"
+    head = (f"{'method':<12}{'seconds':>18}{'tokens/s':>10}{'steps':>8}{'accepted':>10}{'compression':>13}"
+            f"{'speedup':>22}")
     lines = [head, "-" * len(head)]
     for name, row in results.items():
         seconds, speed = row["seconds"], row["speedup"]
         label = METHODS.get(name, name)
-        lines.append(f"{label:<12}{seconds['median']:>7.2f} ({seconds['low']:.2f}–{seconds['high']:.2f})"
-                     f"{row['tokens_per_second']:>9.1f}{row['steps']:>8.1f}{row['accepted_length']:>10.2f}"
-                     f"{row['step_compression']:>13.2f}{speed['median']:>9.2f}× ({speed['low']:.2f}–{speed['high']:.2f})")
+        took = f"{seconds['median']:.2f} ({seconds['low']:.2f}–{seconds['high']:.2f})"
+        gain = f"{speed['median']:.2f}× ({speed['low']:.2f}–{speed['high']:.2f})"
+        lines.append(f"{label:<12}{took:>18}{row['tokens_per_second']:>10.1f}{row['steps']:>8.1f}"
+                     f"{row['accepted_length']:>10.2f}{row['step_compression']:>13.2f}{gain:>22}")
     return "\n".join(lines)
 
 

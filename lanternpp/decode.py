@@ -1,8 +1,8 @@
 """The decoding step, one for every method, and the loop around it.
 
-A step is: catch-up (the drafter reads what the last step committed), expand (one drafter call a level), score (the target
-over the tree), verify, commit (accepted cache rows move into place). All shapes are static, the position is a device
-tensor and nothing in it waits for the host, so that the same step runs eagerly, compiled or as a CUDA graph.
+A step is: catch-up (the drafter reads what the last step committed), expand (one drafter call a level), score (the
+target over the tree), verify, commit (accepted cache rows move into place). All shapes are static, the position is a
+device tensor and nothing in it waits for the host, so that the same step can run eagerly, compiled or as a CUDA graph.
 
 Letters: B CFG rows, N nodes below the root, D depth, V codes, L image tokens, P prefix rows, M cache slots.
 """

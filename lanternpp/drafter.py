@@ -1,8 +1,8 @@
 """The EAGLE drafter (arXiv 2401.15077): one decoder layer that predicts the target's next hidden state.
 
-Its row for a token reads fc[embedding of the token; the hidden state that predicted it] and is turned to the token's own
-place in the picture. The target's head, shared, makes logits of what comes out. Rows are kept in a cache slot one before
-the target's, for the first prefix row has no predecessor.
+Its row for a token reads fc[embedding of the token; the hidden state that predicted it] and is turned to the token's
+own place in the picture. The target's head, shared, makes logits of what comes out. Rows are kept in a cache slot one
+before the target's, for the first prefix row has no predecessor.
 """
 
 from __future__ import annotations

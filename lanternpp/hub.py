@@ -124,7 +124,7 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], what: str) -> 
     """load_state_dict with an error that names the first missing, unknown or wrongly shaped key."""
     own = module.state_dict()
     if missing := own.keys() - state.keys():
-        raise ModelError(f"The {what} weights lack {sorted(missing)[0]!r}: they belong to another model or are damaged.")
+        raise ModelError(f"The {what} weights lack {sorted(missing)[0]!r}: they are damaged or another model's.")
     if unknown := state.keys() - own.keys():
         raise ModelError(f"The {what} weights hold {sorted(unknown)[0]!r}, which this model has no place for.")
     for key, value in state.items():
@@ -133,7 +133,7 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], what: str) -> 
     module.load_state_dict(state)
 
 
-# LlamaGen's names, without `.weight`: of FoundationVision's files, and of the transformers-style files of jadohu/LANTERN.
+# LlamaGen's names, without `.weight`: of FoundationVision's files, and of jadohu/LANTERN's in transformers' style.
 _OUTER = {
     "tok_embeddings": "token_embedding", "model.embed_tokens": "token_embedding", "norm": "norm", "model.norm": "norm",
     "output": "head", "lm_head": "head", "cls_embedding.embedding_table": "prefix.embedding",

@@ -36,8 +36,9 @@ def best_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 on GPUs and on CPUs with bfloat16 instructions, where it is two to four times faster; else float32."""
     if device.type == "cuda":
         return torch.bfloat16
-    native = [getattr(torch.cpu, name, lambda: False) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
-    return torch.bfloat16 if any(check() for check in native) else torch.float32
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    native = any(getattr(torch.cpu, check, lambda: False)() for check in checks)
+    return torch.bfloat16 if native else torch.float32
 
 
 def device_name(device: torch.device) -> str:

@@ -41,7 +41,8 @@ class Knob:
 
 _LAMBDA = Knob("bound", "λ, bound", "A token may count for at most λ times its own probability. 1 is exact.",
                2.0, 1.0, 10.0, 0.1)
-_DELTA = Knob("bound", "δ, bound", "At most this much probability is added to a token. 0 is exact.", 0.1, 0.0, 1.0, 0.01)
+_DELTA = Knob("bound", "δ, bound", "At most this much probability is added to a token. 0 is exact.",
+              0.1, 0.0, 1.0, 0.01)
 BOUNDS = {"lantern": _DELTA, "lanternpp": _LAMBDA, "annealed": _LAMBDA}
 
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in (
@@ -65,7 +66,8 @@ KNOBS: dict[str, Knob] = {knob.name: knob for knob in (
 
 
 def _number(knob: Knob, value: object) -> float | int:
-    say = f"{knob.label.split(',')[0]} must be a {'whole ' if knob.whole else ''}number from {knob.low:g} to {knob.high:g}"
+    kind = "whole number" if knob.whole else "number"
+    say = f"{knob.label.split(',')[0]} must be a {kind} from {knob.low:g} to {knob.high:g}"
     shown = str(value)[:40]
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise SettingsError(knob.name, f"{say}, not {shown!r}: enter a number.")

@@ -101,7 +101,7 @@ class KVCache(nn.Module):
         return self.keys.shape[3]
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (B, H, T, head_dim) at slots (T,); returns the whole layer, (B, H, M, head_dim) each."""
+        """Write keys and values (B, H, T, head_dim) at slots (T,); returns the layer, (B, H, M, head_dim) each."""
         k, v = self.keys[layer], self.values[layer]
         k.index_copy_(2, slots, keys)
         v.index_copy_(2, slots, values)
@@ -236,7 +236,7 @@ class Transformer(nn.Module):
         return torch.cat([rows, self.prefix.unconditional(rows.shape[0]).to(rows)]) if guided else rows
 
     def caption_shift(self, rows: Tensor) -> Tensor | None:
-        """What is added to the embedding of every picture token, (B, 1, d), or None where the model has no such thing."""
+        """What is added to every picture token's embedding, (B, 1, d); None where the model has no such thing."""
         return self.prefix.pooled(rows) if self.config.pooled else None
 
     def embed(self, tokens: Tensor, shift: Tensor | None) -> Tensor:

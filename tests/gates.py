@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 def fake_gate(make) -> None:
     """Run a step on tensors that have shapes but no values: whatever needs a value on the host raises.
 
-    Once in fake mode without symbolic shapes, and once on the meta device, from which nothing can be copied to the host.
-    `make(device)` builds the step.
+    Once in fake mode without symbolic shapes, and once on the meta device, from which nothing can be copied to the
+    host. `make(device)` builds the step.
     """
     with FakeTensorMode(shape_env=None), torch.no_grad():
         make(torch.device("cpu"))()
@@ -19,8 +19,8 @@ def fake_gate(make) -> None:
 
 
 def export_gate(step: torch.nn.Module, mutated: set[str]) -> None:
-    """Export the step: no lifted constants (each would be copied from the host), no indexing by a boolean mask (its size
-    is only known on the host), no scalar read, and just the expected buffers mutated."""
+    """Export the step: no lifted constants (each would be copied from the host), no indexing by a boolean mask (its
+    size is only known on the host), no scalar read, and just the expected buffers mutated."""
     program = torch.export.export(step, (), strict=False)
     signature = program.graph_signature
     assert not signature.lifted_tensor_constants, signature.lifted_tensor_constants

@@ -45,7 +45,7 @@ def test_no_relaxation_paints_the_exact_picture(bundled, knobs):
 
 
 def test_the_distributions_are_ambiguous(bundled):
-    """Pictures' tokens are not certain: this is what relaxation is about. Bounds are loose; the card has the figures."""
+    """Tokens of pictures are not certain: this is what relaxation is about. The model's card has the figures."""
     trace = bundled(PROMPTS[0], method="exact", tree="cpu8", seed=1).trace
     first = [e.p[0] for e in trace.events[1:]]
     assert sum(p > 0.95 for p in first) < len(first) * 0.8

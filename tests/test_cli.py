@@ -42,7 +42,8 @@ def test_bench_prints_a_table_and_then_one_json_line(toy_folder, capsys):
     assert {"model", "device", "dtype", "mode", "threads", "torch", "methods"} <= set(document)
     assert list(document["methods"]) == ["ar", "exact", "lanternpp"]
     for row in document["methods"].values():
-        assert set(row) == {"seconds", "tokens_per_second", "steps", "accepted_length", "step_compression", "speedup", "n"}
+        assert set(row) == {"seconds", "tokens_per_second", "steps", "accepted_length", "step_compression", "speedup",
+                            "n"}
         assert row["seconds"]["low"] <= row["seconds"]["median"] <= row["seconds"]["high"]
         assert row["n"] == 2
     assert document["methods"]["ar"]["speedup"] == {"median": 1.0, "low": 1.0, "high": 1.0}

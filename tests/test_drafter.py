@@ -38,7 +38,7 @@ def test_prefill_and_levels():
     view[:, :120] = True
     view[torch.arange(3), 120 + parent] = True
     view[torch.arange(3), 122 + torch.arange(3)] = True
-    out = model(t["d1b/ids"].long(), level[:, parent], t["d1b/pos"].long() + 1, cache, torch.tensor([122, 123, 124]), view)
+    out = model(t["d1b/ids"].long(), level[:, parent], t["d1b/pos"].long() + 1, cache, torch.arange(122, 125), view)
     close(out, t["d1b/hidden_out"])
 
 

@@ -110,8 +110,8 @@ def spoil_key(folder):
     save_file(state, folder / "target-00001.safetensors")
 
 
-@pytest.mark.parametrize("spoil", [spoil_missing, spoil_truncated, spoil_pointer, spoil_config, spoil_format, spoil_words,
-                                   spoil_key], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("spoil", [spoil_missing, spoil_truncated, spoil_pointer, spoil_config, spoil_format,
+                                   spoil_words, spoil_key], ids=lambda f: f.__name__)
 def test_unreadable_model_says_one_sentence(toy_folder, tmp_path, spoil):
     folder = tmp_path / "model"
     shutil.copytree(toy_folder, folder)

@@ -16,8 +16,8 @@ BAD = [
     ("prompt", ""), ("prompt", "   "), ("prompt", "\x00\x1b"), ("prompt", "🦊"), ("prompt", None), ("prompt", 7),
     ("prompt", "a" * 10_000), ("method", "magic"), ("method", None), ("order", "random"), ("tree", "oak"),
     ("tree", [1] * 100), ("tree", {"parents": [-1] + [0] * 10_000}), ("tree", {"parents": [-1, 5]}),
-    ("tree", {"parents": "x"}), ("tree", [100, 100]), ("tree", "root"), ("tree", None), ("tree", 3), ("tree", "9999999"),
-    ("tree", [[0], [0, 1]]), ("tree", "1," * 5000), ("colour", "red"),
+    ("tree", {"parents": "x"}), ("tree", [100, 100]), ("tree", "root"), ("tree", None), ("tree", 3),
+    ("tree", "9999999"), ("tree", [[0], [0, 1]]), ("tree", "1," * 5000), ("colour", "red"),
 ]
 
 
@@ -27,7 +27,7 @@ def test_bad_values_give_one_sentence(field, value):
         Settings.checked(**{**GOOD, field: value})
     text = str(error.value)
     assert error.value.field == field
-    assert "\n" not in text and text[0].isupper() | text.startswith("k ") | text[0].isalpha() and text.endswith(".")
+    assert "\n" not in text and text[0].isalpha() and text.endswith(".")
     assert len(text) < 300
 
 
@@ -58,7 +58,8 @@ def test_limits_are_inclusive():
 
 
 @given(st.dictionaries(st.sampled_from(sorted(KNOBS)), st.one_of(
-    st.none(), st.booleans(), st.floats(), st.integers(), st.text(max_size=20), st.lists(st.integers(-2, 6), max_size=20),
+    st.none(), st.booleans(), st.floats(), st.integers(), st.text(max_size=20),
+    st.lists(st.integers(-2, 6), max_size=20),
     st.dictionaries(st.just("parents"), st.lists(st.integers(-1, 5), max_size=20))), max_size=4))
 def test_anything_is_checked_or_refused(raw):
     try:

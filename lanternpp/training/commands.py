@@ -39,8 +39,8 @@ def train_prior(args: argparse.Namespace) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return bundle.tokenizer.encode(images)
 
-    bundle.target = prior.train(encode, bundle.words, data.load_pictures(args.data), args.out, args.minutes, args.layers,
-                                args.decay, init=init, seed=args.seed)
+    bundle.target = prior.train(encode, bundle.words, data.load_pictures(args.data), args.out, args.minutes,
+                                args.layers, args.decay, init=init, seed=args.seed)
     hub.save_bundle(bundle, args.model)
 
 

@@ -3,8 +3,8 @@
     python -m lanternpp train drafter --out DIR --samples 1500 --minutes 20
 
 Two passes a batch: one on the target's hidden states, one on a mixture of these and the drafter's own predictions, for
-below the first level of a tree it reads its own predictions. Loss: smooth L1 to the target's next hidden state, and cross-entropy
-to the target's guided distribution (EAGLE, arXiv 2401.15077; own context as in HASS, arXiv 2408.15766).
+below the first level of a tree it reads its own predictions. Loss: smooth L1 to the target's next hidden state, and
+cross-entropy to the target's guided distribution (EAGLE, arXiv 2401.15077; own context as in HASS, arXiv 2408.15766).
 """
 
 from __future__ import annotations
