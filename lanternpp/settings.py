@@ -65,9 +65,14 @@ KNOBS: dict[str, Knob] = {knob.name: knob for knob in (
 )}
 
 
+def _plain(number: float) -> str:
+    """2,147,483,647 rather than 2.14748e+09; 0.01 rather than 0.010000."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+
+
 def _number(knob: Knob, value: object) -> float | int:
     kind = "whole number" if knob.whole else "number"
-    say = f"{knob.label.split(',')[0]} must be a {kind} from {knob.low:g} to {knob.high:g}"
+    say = f"{knob.label.split(',')[0]} must be a {kind} from {_plain(knob.low)} to {_plain(knob.high)}"
     shown = str(value)[:40]
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise SettingsError(knob.name, f"{say}, not {shown!r}: enter a number.")

@@ -10,7 +10,7 @@ import torch
 from .. import hub
 from ..sampling import Sampling
 from ..transformer import Transformer
-from . import data, drafter, prior, vq
+from . import data, drafter, loop, prior, vq
 
 
 def add_parsers(commands: argparse._SubParsersAction) -> None:
@@ -25,6 +25,7 @@ def add_parsers(commands: argparse._SubParsersAction) -> None:
 
 
 def _call(args: argparse.Namespace) -> int:
+    loop.stop_cleanly()
     args.run(args)
     return 0
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -57,6 +59,13 @@ class Clock:
         """Learning-rate factor: linear warm-up in steps, flat, linear decay to 2 % over the last share `decay`."""
         left = max(0.0, 1 - self.spent / self.minutes)
         return min(1.0, (step + 1) / warmup) * (max(0.02, left / decay) if decay > 0 and left < decay else 1.0)
+
+
+def stop_cleanly() -> None:
+    """Let SIGTERM and SIGINT end a training through its `finally`, which saves; a shell's background jobs ignore SIGINT
+    unless told otherwise."""
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda number, frame: sys.exit(128 + number))
 
 
 def save(path: Path, **state) -> None:

@@ -83,7 +83,7 @@ def hidden_tokens(rows: int, count: int) -> Tensor:
 
     Neighbouring tokens tell so much that a model learns late to look at the caption; where they are hidden it must.
     """
-    share = torch.where(torch.rand(rows) < 0.35, torch.rand(rows), 0.97)
+    share = torch.where(torch.rand(rows) < 0.25, torch.rand(rows), 0.97)
     return torch.rand(rows, count) < share.unsqueeze(1)
 
 
@@ -140,7 +140,7 @@ def train(encode: Encode, words, pictures: data.Pictures, out: Path, minutes: fl
     began, last_save, losses = step, clock.spent, []
     # Only the caption can tell the first token, the background's; all later ones could also be copied from before.
     emphasis = torch.ones(config.image_tokens)
-    emphasis[0] = 16.0
+    emphasis[0] = 4.0
     chosen = pictures.select(data.core(pictures))
     train_index, held_index = data.split(chosen)
     pool = CodePool(chosen.select(train_index), encode, views, np.random.default_rng(seed + step))

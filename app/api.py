@@ -1,0 +1,222 @@
+"""Named endpoints for programs, and what the page's components may ask the server for."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gradio as gr
+from gradio.components.api_component import Api
+
+from app import plots, stage
+from app.session import Busy, Job, Worker, events
+from lanternpp.settings import KNOBS, Settings, SettingsError
+
+NUMBER = {"type": "number"}
+KINDS = {
+    "prompt": {"type": "string"},
+    "method": {"type": "string"},
+    "order": {"type": "string"},
+    "seed": {"type": "integer"},
+    "k": {"type": "integer"},
+    "top_k": {"type": "integer"},
+    "tree": {},
+}
+_drawing = threading.Lock()  # matplotlib's fonts are shared; and figures must not crowd out the decoder
+TICK = 0.5  # seconds between two reports of a running call
+
+
+def server_functions(worker: Worker, *names: str) -> list[Callable]:
+    """Functions that a component's script may call: cheap, checked, and never the decoder."""
+
+    def atlas(_: Any) -> str | None:
+        """Every code decoded alone, as a data URL; nothing before the model is there."""
+        return worker.atlas()
+
+    def trace(run: Any) -> str | None:
+        """The whole trace of a finished run, as JSON text; nothing where it is not kept."""
+        output = find(worker, run)
+        return output.trace.to_json() if output else None
+
+    def figure(chosen: Any) -> str | None:
+        """Accepted-length maps of one or two finished runs, as the data URL of a PNG; nothing where one is not kept."""
+        runs = list(dict.fromkeys(str(run) for run in chosen)) if isinstance(chosen, list) else []
+        outputs = [find(worker, run) for run in runs[:2]]
+        if not outputs or None in outputs:
+            return None
+        with _drawing:
+            return plots.data_url(
+                plots.comparison([each.trace for each in outputs], [each.images[0] for each in outputs])
+            )
+
+    known = {"atlas": atlas, "trace": trace, "figure": figure}
+    return [known[name] for name in names]
+
+
+def find(worker: Worker, run: Any) -> Any:
+    """A finished or recorded run by its id, None where there is none."""
+    return worker.output(run) if isinstance(run, str) else None
+
+
+def endpoints(worker: Worker, defaults: dict[str, Any]) -> None:
+    """/generate decodes one method, /compare the baseline and a method; call it inside a gr.Blocks."""
+
+    def generate(
+        prompt,
+        method="lanternpp",
+        tree="cpu8",
+        k=100,
+        bound=None,
+        gamma=0.8,
+        order="strict-first",
+        seed=0,
+        cfg_scale=3.0,
+        temperature=1.0,
+        top_k=1000,
+        top_p=1.0,
+        request: gr.Request = None,
+    ):
+        """Paint a prompt with one method. Returns the picture, measured stats and the trace of every step.
+
+        Args:
+            prompt: a thing, a style and a background in a few words, such as "red apple, 3d, white background"
+            method: ar, exact, lantern, lanternpp or annealed
+            tree: a preset's name, branching per level such as "3,2,1", or {"parents": [-1, 0, 0, ...]}
+            k: how many of the nearest codes may be pooled; 0 is exact
+            bound: δ from 0 to 1 for lantern, λ from 1 to 10 for lanternpp and annealed; null takes the method's default
+            gamma: annealed only: the bound's excess is multiplied by it at each further depth
+            order: strict-first or sequential
+            seed: the same seed and settings paint the same picture
+            cfg_scale: guidance; 1 is none
+            temperature: 0 is greedy
+            top_k: only that many most probable tokens may occur; 0 allows all
+            top_p: only the most probable tokens that make up this share may occur
+        """
+        settings = checked(
+            prompt=prompt,
+            method=method,
+            tree=tree,
+            k=k,
+            bound=bound,
+            gamma=gamma,
+            order=order,
+            seed=seed,
+            cfg_scale=cfg_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+        )
+        for outputs, progress in decode(worker, caller(request), [settings]):
+            if outputs is None:
+                yield None, progress, None
+            else:
+                [output] = outputs
+                yield output.images[0], stats(output.trace), json.loads(output.trace.to_json())
+
+    def compare(
+        prompt,
+        method="lanternpp",
+        tree="cpu8",
+        k=100,
+        bound=None,
+        gamma=0.8,
+        order="strict-first",
+        seed=0,
+        cfg_scale=3.0,
+        temperature=1.0,
+        top_k=1000,
+        top_p=1.0,
+        request: gr.Request = None,
+    ):
+        """Paint a prompt with plain autoregression, then with a method, each alone, at equal seed and sampling.
+
+        Returns both pictures, stats with the measured speedup (one pair), and both traces. Arguments as for /generate.
+        """
+        settings = checked(
+            prompt=prompt,
+            method=method,
+            tree=tree,
+            k=k,
+            bound=bound,
+            gamma=gamma,
+            order=order,
+            seed=seed,
+            cfg_scale=cfg_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+        )
+        for outputs, progress in decode(worker, caller(request), [settings.baseline(), settings]):
+            if outputs is None:
+                yield None, None, progress, None
+            else:
+                base, output = outputs
+                traces = {"ar": json.loads(base.trace.to_json()), "method": json.loads(output.trace.to_json())}
+                both = {
+                    "speedup": stage.speedup(base.trace, output.trace),
+                    "pairs": 1,
+                    "ar": stats(base.trace),
+                    "method": stats(output.trace),
+                }
+                yield base.images[0], output.images[0], both, traces
+
+    values = {name: knob.default for name, knob in KNOBS.items()} | defaults | {"bound": None}
+    inputs = [Api(values[name], KINDS.get(name, NUMBER), label=name) for name in KNOBS]
+    picture, second = (
+        gr.Image(format="png", visible=False, label=label) for label in ("picture", "picture of the method")
+    )
+    numbers, traces = (gr.JSON(visible=False, label=label) for label in ("stats", "trace"))
+    shared = {"inputs": inputs, "concurrency_limit": None, "show_progress": "hidden"}
+    gr.on([], generate, outputs=[picture, numbers, traces], api_name="generate", **shared)
+    gr.on([], compare, outputs=[picture, second, numbers, traces], api_name="compare", **shared)
+
+
+def checked(**raw: Any) -> Settings:
+    """Settings from an API call; what the schema refuses becomes one sentence for the caller."""
+    try:
+        return Settings.checked(**raw)
+    except SettingsError as error:
+        raise gr.Error(str(error), print_exception=False) from None
+
+
+def decode(worker: Worker, visitor: str, settings: list[Settings]) -> Iterator[tuple[list | None, dict]]:
+    """Run a job for a program: (None, progress) while it runs, then its outputs; an error is one sentence."""
+    job = Job(visitor, settings)
+    try:
+        worker.submit(job, replace=False)
+    except Busy as error:
+        raise gr.Error(str(error), print_exception=False) from None
+    outputs: list[Any] = []
+    progress = {"state": "waiting", "run": 0, "tokens": 0}
+    for event in events(worker, job, TICK):
+        match event:
+            case ("step", lane, step):
+                progress = {"state": "running", "run": lane, "tokens": step.position + len(step.tokens)}
+                if step.index % 32:
+                    continue
+            case ("done", _, output):
+                outputs.append(output)
+                continue
+            case ("error", text):
+                raise gr.Error(text, print_exception=False)
+            case ("stopped", _):
+                raise gr.Error("The run was stopped.", print_exception=False)
+        yield None, progress
+    yield outputs, progress
+
+
+def stats(trace: Any) -> dict[str, Any]:
+    """A run's measured numbers and where they were measured."""
+    device, rest = stage.hardware(trace.header)
+    return {
+        "run_id": trace.run_id,
+        "method": trace.header["method"],
+        **stage.figures(trace),
+        "device": device,
+        "settings": rest,
+    }
+
+
+def caller(request: gr.Request | None) -> str:
+    """Calls of one program share a turn; they do not end each other's runs."""
+    return f"api-{getattr(request, 'session_hash', None) or id(request)}"

@@ -1,0 +1,137 @@
+"""The adapter between raw knobs (widgets, the page's address, the API) and the one checked schema, lanternpp.settings.
+
+No limit is stated here: every value goes through Settings.checked, which refuses with one sentence.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from lanternpp.settings import BOUNDS, KNOBS, Settings, SettingsError
+from lanternpp.tree import PRESETS
+
+STYLES = {"3D": "3d", "Flat": "flat", "Classic": "classic"}
+# Words that name a style in the training captions; a prompt that already holds one keeps it.
+STYLE_WORDS = ("3d", "fluent", "flat", "twitter style", "classic", "google style", "noto")
+
+METHODS = {"exact": "Exact tree", "lantern": "LANTERN, δ", "lanternpp": "LANTERN++, λ", "annealed": "Annealed, λ"}
+CUSTOM = "custom"
+
+# The widgets of the page in the order in which handlers receive their values.
+PAGE = (
+    "prompt",
+    "style",
+    "method",
+    "tree",
+    "branching",
+    "k",
+    "lam",
+    "delta",
+    "gamma",
+    "order",
+    "seed",
+    "cfg_scale",
+    "temperature",
+    "top_k",
+    "top_p",
+)
+# Knobs that the baseline reads too: where they are equal, its run can be kept.
+SAMPLING = ("prompt", "seed", "cfg_scale", "temperature", "top_k", "top_p")
+
+
+def caption(prompt: str, style: str) -> str:
+    """The caption that the model reads: the prompt with its style word, in the order of the training captions.
+
+    "red apple" in 3D gives "red apple, 3d"; a background named last stays last. Nothing is added to an empty prompt,
+    nor to one that names a style itself.
+    """
+    if not isinstance(prompt, str) or not prompt.strip() or not isinstance(style, str) or style not in STYLES:
+        return prompt
+    parts = [part.strip() for part in prompt.strip().split(",") if part.strip()]
+    spoken = f" {' '.join(' '.join(parts).lower().split())} "
+    if not parts or any(f" {word} " in spoken for word in STYLE_WORDS):
+        return prompt.strip()
+    at = len(parts) - 1 if len(parts) > 1 and parts[-1].lower().endswith("background") else len(parts)
+    return ", ".join([*parts[:at], STYLES[style], *parts[at:]])
+
+
+def uses(method: str) -> tuple[str, ...]:
+    """The relaxation knobs of the page that a method's rule reads."""
+    return {
+        "lantern": ("k", "delta", "order"),
+        "lanternpp": ("k", "lam", "order"),
+        "annealed": ("k", "lam", "gamma", "order"),
+    }.get(method, ())
+
+
+def from_page(*values: object) -> Settings:
+    """Checked settings from the page's widgets; an empty seed draws one."""
+    page = dict(zip(PAGE, values, strict=True))
+    method, tree = page["method"], page["tree"]
+    if not isinstance(page["style"], str) or page["style"] not in STYLES:
+        raise SettingsError("style", f"The style {str(page['style'])[:40]!r} is unknown: choose {', '.join(STYLES)}.")
+    raw = {name: page[name] for name in ("seed", "cfg_scale", "temperature", "top_k", "top_p")}
+    raw["seed"] = new_seed() if raw["seed"] in (None, "") else raw["seed"]
+    used = uses(method) if isinstance(method, str) else ()
+    raw |= {name: page[name] for name in ("k", "gamma", "order") if name in used}
+    if used:
+        raw["bound"] = page["delta" if method == "lantern" else "lam"]
+    return Settings.checked(
+        prompt=caption(page["prompt"], page["style"]),
+        method=method,
+        tree=page["branching"] if tree == CUSTOM else tree,
+        **raw,
+    )
+
+
+def baseline_key(settings: Settings) -> tuple:
+    """What must be equal for a baseline to be kept."""
+    return tuple(getattr(settings, name) for name in SAMPLING)
+
+
+def from_query(query: Mapping[str, str]) -> dict[str, object]:
+    """Widget values from the page's address; what the schema refuses is left out, so that no link breaks the page."""
+    values: dict[str, object] = {}
+    for name, text in query.items():
+        try:
+            if name == "style" and text in STYLES:
+                values[name] = text
+            elif name == "tree" and (text == CUSTOM or (text in PRESETS and PRESETS[text].nodes)):
+                values[name] = text
+            elif name == "branching":
+                Settings.checked(prompt="a", tree=text)
+                values[name] = text
+            elif name in ("lam", "delta"):
+                method = "lantern" if name == "delta" else "lanternpp"
+                values[name] = Settings.checked(prompt="a", method=method, bound=text).bound
+            elif name == "method" and text in METHODS:
+                values[name] = text
+            elif name == "prompt":
+                values[name] = Settings.checked(prompt=text).prompt
+            elif name in KNOBS and name in PAGE and name not in ("method", "tree"):
+                values[name] = getattr(Settings.checked(**{"prompt": "a", "method": "annealed", name: text}), name)
+        except SettingsError:
+            continue
+    return values
+
+
+def opening(defaults: Mapping[str, object]) -> dict[str, object]:
+    """The page's values as it opens: the schema's defaults, and the model's own over them."""
+    values = {name: knob.default for name, knob in KNOBS.items()} | dict(defaults)
+    page = {"style": "3D", "branching": "3, 2, 1, 1", "lam": values["bound"], "delta": BOUNDS["lantern"].default}
+    return {name: page[name] if name in page else values[name] for name in PAGE}
+
+
+def of_run(header: Mapping[str, Any]) -> dict[str, object]:
+    """The page's values at which a finished run was made."""
+    same = ("method", "k", "gamma", "order", "seed", "cfg_scale", "temperature", "top_k", "top_p")
+    values = {name: header[name] for name in same}
+    values["delta" if header["method"] == "lantern" else "lam"] = header["bound"]
+    if header["tree"]["name"] in PRESETS:
+        values["tree"] = header["tree"]["name"]
+    return values
+
+
+def new_seed() -> int:
+    """A seed short enough to be read out."""
+    return random.randrange(100_000)

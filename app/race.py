@@ -1,0 +1,138 @@
+"""What the Race view does: a run, a run again after a knob moved, measured pairs. Each yields values of the stage."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from app import params, stage
+from app.session import Busy, Job, Worker, events
+from lanternpp.settings import SettingsError
+
+PAINTS = 12  # values a second that a browser is sent at most
+PAIRS = 5
+_serial = itertools.count(1)
+
+
+def generate(worker: Worker, visitor: str, values: tuple) -> Iterator[tuple[dict, Any]]:
+    """Decode the baseline, then the method, each alone; yields (stage value, settings)."""
+    try:
+        settings = params.from_page(*values)
+    except SettingsError as error:
+        yield refusal(error), None
+        return
+    yield from _play(worker, Job(visitor, [settings.baseline(), settings]), values, settings)
+
+
+def again(worker: Worker, visitor: str, values: tuple) -> Iterator[tuple[dict, Any]]:
+    """Decode the method again after a knob moved, beside the kept baseline; nothing where there is none."""
+    try:
+        settings = params.from_page(*values)
+    except SettingsError as error:
+        yield refusal(error), None
+        return
+    if worker.adopt(visitor, settings) or params.baseline_key(settings) not in worker.baselines:
+        return
+    yield from _play(worker, Job(visitor, [settings.baseline(), settings], keep=True), values, settings)
+
+
+def measure(worker: Worker, visitor: str, values: tuple) -> Iterator[tuple[dict, Any]]:
+    """Measure pairs of baseline and method in one interleaved run; the lanes stay as they are."""
+    try:
+        settings = params.from_page(*values)
+    except SettingsError as error:
+        yield refusal(error), None
+        return
+    job = Job(visitor, [settings.baseline(), settings], pairs=PAIRS)
+    value = {"serial": next(_serial), "typed": list(values[:2]), "measuring": {"done": 0, "total": 2 * PAIRS}}
+    try:
+        worker.submit(job)
+    except Busy as error:
+        yield refusal(error), settings
+        return
+    yield value, settings
+    for event in events(worker, job):
+        match event:
+            case ("progress", progress):
+                value["measuring"] = {"done": progress.done, "total": progress.total}
+            case ("pairs", result):
+                value |= {"measuring": None, "pairs": stage.pairs(result, job.settings)}
+            case ("stopped", _):
+                value |= {"measuring": None, "note": "Stopped, so nothing was measured"}
+            case ("error", text):
+                value |= {"measuring": None, "error": {"field": "", "text": text}}
+        if event[0] != "tick" and not job.replaced:
+            yield value, settings
+
+
+def refusal(error: Exception) -> dict[str, Any]:
+    """A stage value that says what is wrong and leaves the lanes as they are."""
+    return {"serial": next(_serial), "error": {"field": getattr(error, "field", ""), "text": str(error)}}
+
+
+def _play(worker: Worker, job: Job, values: tuple, settings: Any) -> Iterator[tuple[dict, Any]]:
+    """Submit a race and fold its events, at most PAINTS values a second and always the last."""
+    try:
+        worker.submit(job)
+    except Busy as error:
+        yield refusal(error), settings
+        return
+    lanes = [stage.new_lane(each.method, "waiting") for each in job.settings]
+    value = stage.stage("running", lanes, serial=next(_serial), typed=list(values[:2]), seed=settings.seed)
+    began, shown = time.monotonic(), 0.0
+    _wait_note(worker, job, value, began)
+    yield value, settings
+    traces: list[Any] = [None, None]
+    for event in events(worker, job):
+        value |= {"grid": worker.about.get("grid"), "model": stage.model_line(worker.about)} if worker.about else {}
+        fold(value, traces, event)
+        if event[0] == "tick" and job.lane < 0:
+            _wait_note(worker, job, value, began)
+        now = time.monotonic()
+        if event[0] in ("step", "tick") and now - shown < 1 / PAINTS:
+            continue
+        shown = now
+        if not job.replaced:
+            yield value, settings
+    if not job.replaced:
+        yield value, settings
+
+
+def fold(value: dict, traces: list, event: tuple) -> None:
+    """Fold one event of a job into the stage's value, in place."""
+    lanes = value["lanes"]
+    match event:
+        case ("lane", index, settings, kept):
+            value |= {"state": "running", "note": ""}
+            lanes[index] = stage.new_lane(settings.method, "running")
+            lanes[index]["kept"] = kept
+        case ("step", index, step):
+            stage.add_step(lanes[index], step)
+        case ("done", index, output):
+            kept = lanes[index].get("kept", False)
+            lanes[index] = stage.lane_of(output.trace, output.images[0])
+            lanes[index]["kept"] = kept
+            traces[index] = output.trace
+            if all(traces):
+                value |= {"state": "done", "speedup": stage.speedup(*traces)}
+        case ("stopped", index):
+            value["state"] = "stopped"
+            for lane in lanes[index:]:
+                lane["state"] = "stopped"
+        case ("error", text):
+            value |= {"state": "failed", "error": {"field": "", "text": text}}
+            for lane in lanes:
+                if lane["state"] != "done":
+                    lane |= {"state": "failed", "note": text, "tokens": [], "counts": [], "ends": []}
+
+
+def _wait_note(worker: Worker, job: Job, value: dict, began: float) -> None:
+    """Say what a run waits for, with a number."""
+    ahead = worker.ahead(job)
+    if worker.pipe is None and worker.failure is None:
+        value |= {
+            "state": "loading",
+            "note": f"Loading the model{worker.size}, {time.monotonic() - began:.0f} s. First time only.",
+        }
+    elif ahead:
+        value["note"] = f"Waiting for the worker: {ahead} {'run' if ahead == 1 else 'runs'} ahead of this one."

@@ -1,0 +1,93 @@
+"""Recorded runs: what plays at first paint, before any model is loaded. `python -m app.recorder` makes them.
+
+A run is assets/recorded/NAME.json (lanes: the traces of the baseline, the method and others; images: the names of their
+PNGs beside it; pairs: measured pairs, where there are any). Its picture stands on the example chip of the same prompt.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from PIL import Image
+
+from app import stage
+from lanternpp.trace import Trace
+
+FOLDER = Path(__file__).resolve().parent.parent / "assets" / "recorded"
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Recorded:
+    """Runs of one prompt: the baseline, the method beside it, then others for the maps."""
+
+    name: str
+    prompt: str
+    style: str
+    traces: list[Trace]
+    images: list[Image.Image]
+    pairs: dict[str, Any] | None = None
+
+    def outputs(self) -> dict[str, Any]:
+        """The runs by id, as the worker keeps finished ones."""
+        pairs = zip(self.traces, self.images, strict=True)
+        return {trace.run_id: SimpleNamespace(images=[image], trace=trace) for trace, image in pairs}
+
+    def thumbnail(self) -> str:
+        """The method's picture, small enough for a chip."""
+        return stage.data_url(self.images[1].resize((56, 56), Image.Resampling.LANCZOS))
+
+    def stage(self) -> dict[str, Any]:
+        """The run as the stage plays it."""
+        lanes = [stage.lane_of(trace, image) for trace, image in zip(self.traces, self.images, strict=True)]
+        return stage.stage(
+            "done",
+            lanes[:2],
+            more=lanes[2:],
+            serial=0,
+            recorded=True,
+            typed=[self.prompt, self.style],
+            speedup=stage.speedup(*self.traces[:2]),
+            pairs=self.pairs,
+            grid=self.traces[0].header["grid"],
+            model=stage.model_line(self.traces[0].header),
+        )
+
+
+def save(folder: Path, name: str, prompt: str, style: str, outputs: list[Any], pairs: dict | None = None) -> Path:
+    """Write a recorded run from the outputs of its two lanes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images = [f"{name}-{lane}.png" for lane in range(len(outputs))]
+    for file, output in zip(images, outputs, strict=True):
+        output.images[0].save(folder / file, optimize=True)
+    lanes = [json.loads(output.trace.to_json()) for output in outputs]
+    for lane in lanes:
+        lane["header"]["recorded"] = True
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"prompt": prompt, "style": style, "images": images, "pairs": pairs, "lanes": lanes}))
+    return path
+
+
+def load(path: Path) -> Recorded:
+    """Read one recorded run."""
+    data = json.loads(path.read_text())
+    images = []
+    for file in data["images"]:
+        with Image.open(path.parent / Path(file).name) as image:
+            images.append(image.convert("RGB"))
+    traces = [Trace.from_json(json.dumps(lane)) for lane in data["lanes"]]
+    return Recorded(path.stem, data["prompt"], data["style"], traces, images, data.get("pairs"))
+
+
+def load_all(folder: Path = FOLDER) -> list[Recorded]:
+    """All readable recorded runs; the one with measured pairs comes first, it plays at first paint."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(load(path))
+        except Exception as error:  # a damaged file must not keep the page from opening
+            log.warning("the recorded run %s could not be read: %s", path.name, error)
+    return sorted(found, key=lambda each: each.pairs is None)

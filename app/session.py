@@ -1,0 +1,272 @@
+"""The worker: one thread that owns the model. Handlers hand it jobs and read what happens from the job's queue."""
+
+import itertools
+import logging
+import queue
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.params import baseline_key
+from app.stage import data_url
+from lanternpp.settings import Settings
+
+log = logging.getLogger(__name__)
+
+WAITING = 16  # jobs that may wait; above, a visitor is told to come back
+KEPT_RUNS = 96  # finished runs, for downloads and figures
+KEPT_BASELINES = 32
+
+
+class Busy(RuntimeError):
+    """Too many jobs wait already."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One visitor's request: settings decoded one after the other, each alone, or `pairs` measured pairs of them."""
+
+    visitor: str
+    settings: list[Settings]
+    pairs: int = 0
+    keep: bool = False  # take the baseline from an earlier run
+    number: int = field(default_factory=itertools.count(1).__next__)
+    events: queue.Queue = field(default_factory=queue.Queue)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    replaced: bool = False  # by the same visitor's next job
+    lane: int = -1  # the one being decoded
+
+
+class Bounded(OrderedDict):
+    """A dict that forgets what was not used for longest."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size = size
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        while len(self) > self.size:
+            self.popitem(last=False)
+
+
+class Worker:
+    """Loads the model, then runs jobs in turn: first those of the visitor who was served longest ago."""
+
+    def __init__(self, load: Callable[[], Any], size: str = ""):
+        self.size = size  # of the weights, to be told while they load
+        self._load = load
+        self._lock = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._served: dict[str, int] = {}
+        self.running: Job | None = None
+        self.pipe: Any = None
+        self.about: dict[str, Any] = {}
+        self.failure: str | None = None
+        self.runs = Bounded(KEPT_RUNS)
+        self.recorded: dict[str, Any] = {}
+        self._atlas: str | None = None
+        self.baselines = Bounded(KEPT_BASELINES)
+        self._thread = threading.Thread(target=self._work, name="decoder", daemon=True)
+
+    def start(self) -> "Worker":
+        """Begin to load the model, without waiting for it."""
+        self._thread.start()
+        return self
+
+    def submit(self, job: Job, replace: bool = True) -> None:
+        """Queue a job; by default it replaces what the same visitor still has waiting or running."""
+        with self._lock:
+            if replace:
+                self._cancel(job.visitor, replaced=True)
+            if len(self._jobs) >= WAITING:
+                raise Busy("Too many runs are waiting already; try again in a minute.")
+            self._jobs.append(job)
+            self._lock.notify()
+
+    def cancel(self, visitor: str) -> None:
+        """Stop all that a visitor has running or waiting, within a step."""
+        with self._lock:
+            self._cancel(visitor)
+
+    def drop(self, job: Job) -> None:
+        """Stop one job, when nobody reads its events any more."""
+        with self._lock:
+            self._end(job)
+
+    def adopt(self, visitor: str, settings: Settings) -> bool:
+        """Give the visitor's job new settings for its second lane while the first is still being decoded."""
+        with self._lock:
+            mine = [job for job in (self.running, *self._jobs) if job and job.visitor == visitor and not job.pairs]
+            for job in mine:
+                same = len(job.settings) == 2 and baseline_key(job.settings[0]) == baseline_key(settings)
+                if same and job.lane < 1 and not job.cancelled.is_set():
+                    job.settings[1] = settings
+                    return True
+        return False
+
+    def ahead(self, job: Job) -> int:
+        """How many jobs come before this one."""
+        with self._lock:
+            return self._jobs.index(job) + (self.running is not None) if job in self._jobs else 0
+
+    def output(self, run: str) -> Any:
+        """A finished or recorded run by its id; None where it is not kept."""
+        return self.runs.get(run) or self.recorded.get(run)
+
+    def atlas(self) -> str | None:
+        """Every code decoded alone, as a data URL; nothing before the model is there."""
+        return self._atlas
+
+    def _cancel(self, visitor: str, replaced: bool = False) -> None:
+        for job in (self.running, *list(self._jobs)):
+            if job and job.visitor == visitor:
+                job.replaced = replaced
+                self._end(job)
+
+    def _end(self, job: Job) -> None:
+        job.cancelled.set()
+        if job in self._jobs:
+            self._jobs.remove(job)
+            job.events.put(("stopped", 0))
+            job.events.put(("end",))
+
+    def _next(self) -> Job:
+        with self._lock:
+            self._lock.wait_for(lambda: self._jobs)
+            job = min(self._jobs, key=lambda job: self._served.get(job.visitor, 0))
+            self._jobs.remove(job)
+            self._served[job.visitor] = job.number
+            if len(self._served) > 4 * WAITING:  # only the order of those who wait matters
+                self._served = {other.visitor: self._served.get(other.visitor, 0) for other in self._jobs}
+            self.running = job
+            return job
+
+    def _work(self) -> None:
+        self._ensure()
+        while True:
+            job = self._next()
+            try:
+                if not self._ensure():
+                    job.events.put(("error", self.failure))
+                elif job.pairs:
+                    self._measure(job)
+                else:
+                    self._race(job)
+            except Stopped:
+                job.events.put(("stopped", max(0, job.lane)))
+            except Exception as error:  # a visitor's run must never end the worker
+                log.exception("run %d failed", job.number)
+                job.events.put(("error", f"The run failed: {one_line(error)}"))
+            finally:
+                with self._lock:
+                    self.running = None
+                job.events.put(("end",))
+
+    def _ensure(self) -> bool:
+        """Load the model where it is not there yet; what was unreadable once is tried again by the next job."""
+        if self.pipe is None:
+            try:
+                pipe = self._load()
+                self._atlas = data_url(pipe.atlas())
+                self._warm_up(pipe)
+                self.about = pipe.describe()
+                self.pipe, self.failure = pipe, None
+            except Exception as error:
+                log.exception("the model could not be loaded")
+                self.failure = f"The model could not be loaded: {one_line(error)}"
+        return self.pipe is not None
+
+    def _warm_up(self, pipe: Any) -> None:
+        """A few steps of both lanes: what only a first run pays is no part of a measurement."""
+        settings = Settings.checked(prompt="warm up")
+        for each in (settings.baseline(), settings):
+            stream = pipe.stream(each)
+            for _ in itertools.islice(stream, 3):
+                pass
+            stream.close()
+
+    def _race(self, job: Job) -> None:
+        for lane in range(len(job.settings)):
+            with self._lock:
+                job.lane, settings = lane, job.settings[lane]
+            key = baseline_key(settings)
+            kept = self.baselines.get(key) if job.keep and settings.method == "ar" else None
+            job.events.put(("lane", lane, settings, kept is not None))
+            output = kept or self._decode(job, lane, settings)
+            self.runs[output.trace.run_id] = output
+            if settings.method == "ar":
+                self.baselines[key] = output
+            job.events.put(("done", lane, output))
+
+    def _decode(self, job: Job, lane: int, settings: Settings) -> Any:
+        """Decode one picture, step by step into the job's queue."""
+        stream = Stoppable(self.pipe, job).stream(settings)
+        while True:
+            try:
+                job.events.put(("step", lane, next(stream)))
+            except StopIteration as end:
+                return end.value
+
+    def _measure(self, job: Job) -> None:
+        # imported by the worker: the page must not wait for it
+        from lanternpp.bench import compare
+
+        progress = compare(Stoppable(self.pipe, job), job.settings, job.pairs)
+        while True:
+            try:
+                job.events.put(("progress", next(progress)))
+            except StopIteration as end:
+                job.events.put(("pairs", end.value))
+                return
+
+
+class Stopped(Exception):
+    """The job was cancelled while it ran."""
+
+
+@dataclass
+class Stoppable:
+    """A pipeline whose runs end within a step after their job was cancelled."""
+
+    pipe: Any
+    job: Job
+
+    def stream(self, settings: Settings) -> Iterator[Any]:
+        """The pipeline's stream; raises Stopped between two steps."""
+        stream = self.pipe.stream(settings)
+        try:
+            while True:
+                if self.job.cancelled.is_set():
+                    raise Stopped
+                try:
+                    event = next(stream)
+                except StopIteration as end:
+                    return end.value
+                yield event
+        finally:
+            stream.close()
+
+
+def events(worker: Worker, job: Job, tick: float = 0.5) -> Iterator[tuple]:
+    """What happens in a job, ("tick",) where nothing did for a while; the job ends when its reader does."""
+    try:
+        while True:
+            try:
+                event = job.events.get(timeout=tick)
+            except queue.Empty:
+                event = ("tick",)
+            if event[0] == "end":
+                return
+            yield event
+    finally:
+        worker.drop(job)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one sentence for a visitor."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return text if text.endswith((".", "!", "?")) else text + "."

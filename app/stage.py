@@ -1,0 +1,164 @@
+"""What the page's components are given: plain JSON, folded from step events and traces. Nothing here knows Gradio."""
+
+import base64
+import io
+from typing import Any
+
+from PIL import Image
+
+from lanternpp.settings import Settings
+from lanternpp.trace import Trace
+
+NAMES = {
+    "ar": "Plain AR",
+    "exact": "Exact tree",
+    "lantern": "LANTERN",
+    "lanternpp": "LANTERN++",
+    "annealed": "Annealed",
+}
+TESTED = {"a": "strict", "x": "pooled", "r": "rejected"}
+
+
+def number(value: float) -> str:
+    """A knob's value as people write it."""
+    return f"{value:g}"
+
+
+def describe(settings: dict[str, Any]) -> str:
+    """One run's method and bound in a line, such as "LANTERN++, k = 10, λ = 3"."""
+    method = settings["method"]
+    parts = [NAMES[method]]
+    if method not in ("ar", "exact"):
+        parts += [f"k = {settings['k']}", f"{'δ' if method == 'lantern' else 'λ'} = {number(settings['bound'])}"]
+    if method == "annealed":
+        parts += [f"γ = {number(settings['gamma'])}"]
+    return ", ".join(parts)
+
+
+def new_lane(method: str, state: str = "empty", note: str = "") -> dict[str, Any]:
+    """A lane in which nothing is painted yet."""
+    return {
+        "method": method,
+        "name": NAMES[method],
+        "state": state,
+        "note": note,
+        "tokens": [],
+        "counts": [],
+        "ends": [],
+    }
+
+
+def add_step(lane: dict[str, Any], event: Any) -> None:
+    """Fold one step event into a lane, in place: the lists only grow, so that a yield sends what is new."""
+    lane["state"] = "running"
+    lane["tokens"] += [int(token) for token in event.tokens]
+    lane["counts"].append(len(event.tokens))
+    lane["ends"].append(round(event.seconds, 4))
+
+
+def finish(lane: dict[str, Any], trace: Trace, image: Image.Image, kept: bool = False) -> None:
+    """Put a finished run's measured numbers and decoded picture into its lane."""
+    lane |= {
+        "state": "done",
+        "note": "",
+        "run": trace.run_id,
+        "kept": kept,
+        "label": describe(trace.header),
+        "image": data_url(image),
+        "summary": figures(trace),
+        "grid": trace.header["grid"],
+        "tested": tested(trace),
+        "endings": "".join(event.ending[0] for event in trace.events),
+        "settings": {name: trace.header[name] for name in ("method", "k", "bound", "gamma", "temperature", "seed")},
+        "facts": hardware(trace.header),
+    }
+
+
+def lane_of(trace: Trace, image: Image.Image) -> dict[str, Any]:
+    """A finished run as a lane."""
+    lane = new_lane(trace.header["method"])
+    for event in trace.events:
+        add_step(lane, event)
+    finish(lane, trace, image)
+    return lane
+
+
+def figures(trace: Trace) -> dict[str, float]:
+    """The measured numbers of a run, as the page and the API report them."""
+    summary = trace.summary()
+    return {
+        "seconds": round(trace.seconds["total"], 4),
+        "prompt_seconds": round(trace.seconds["prompt"], 4),
+        "decode_seconds": round(trace.seconds["decode"], 4),
+        "pixel_seconds": round(trace.seconds["pixels"], 4),
+        "steps": summary["steps"],
+        "target_passes": summary["target_passes"],
+        "accepted_length": round(summary["accepted_length"], 4),
+        "step_compression": round(summary["step_compression"], 4),
+        "tokens_per_second": round(summary["tokens_per_second"], 3),
+        "relaxed_only": summary["relaxed_only"],
+        "outside_top_k": summary["outside_top_k"],
+    }
+
+
+def speedup(baseline: Trace, trace: Trace) -> float:
+    """How many times sooner the whole picture was there: prompt, decoding and pixels."""
+    return round(baseline.seconds["total"] / trace.seconds["total"], 4)
+
+
+def tested(trace: Trace) -> dict[str, list]:
+    """The drafts that were judged: draft and target probability, relaxed mass, depth and verdict of each."""
+    parents = trace.header["tree"]["parents"]
+    depth = [0] * len(parents)
+    for node in range(1, len(parents)):
+        depth[node] = depth[parents[node]] + 1
+    out: dict[str, list] = {"q": [], "r": [], "m": [], "d": [], "v": []}
+    for event in trace.events:
+        for node, verdict in enumerate(event.verdicts):
+            if verdict in TESTED and event.q[node] > 0:
+                out["q"].append(float(f"{event.q[node]:.4g}"))
+                out["r"].append(float(f"{event.p[node]:.4g}"))
+                out["m"].append(float(f"{event.mass[node]:.4g}"))
+                out["d"].append(depth[node + 1])
+                out["v"].append(verdict)
+    return out
+
+
+def hardware(header: dict[str, Any]) -> list[str]:
+    """Where a run was measured: the device, then what else its time depends on."""
+    torch = (header.get("versions") or {}).get("torch") or header.get("torch", "")
+    rest = [header.get("dtype", ""), header.get("mode", ""), f"torch {str(torch).split('+')[0]}" if torch else ""]
+    return [str(header.get("device", "")), ", ".join(str(part) for part in rest if part)]
+
+
+def model_line(about: dict[str, Any]) -> str:
+    """The model in a line, as the page's header shows it."""
+    name, grid, codes = about.get("model", ""), about.get("grid"), about.get("codes")
+    return " · ".join(
+        str(part)
+        for part in (name, f"{grid} × {grid} tokens" if grid else "", f"{codes:,} codes" if codes else "")
+        if part
+    )
+
+
+def stage(state: str, lanes: list[dict], **more: Any) -> dict[str, Any]:
+    """The value of the race stage."""
+    return {"state": state, "lanes": lanes, "note": "", "speedup": None, "pairs": None, "error": None, **more}
+
+
+def empty_stage(method: str = "lanternpp") -> dict[str, Any]:
+    """Nothing has run, nothing is recorded."""
+    return stage("empty", [new_lane("ar"), new_lane(method)], serial=0)
+
+
+def data_url(image: Image.Image) -> str:
+    """A picture as a lossless data URL: no file is written for it."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def pairs(result: dict[str, Any], settings: list[Settings]) -> dict[str, Any]:
+    """Median and quartiles of the measured pairs' speedups, from bench.compare's table."""
+    row = result[settings[1].method]
+    return {"n": row["n"], **row["speedup"], "label": describe(vars(settings[1]))}

@@ -1,0 +1,300 @@
+/* The race stage: both lanes, the score, the time tracks and the replay, drawn from one value (app/stage.py says what it holds). */
+
+Lantern.stage = (element, props, watch, trigger, server) => {
+  const part = name => element.querySelector(`[data-part="${name}"]`);
+  const figures = [...element.querySelectorAll('.lane')];
+  const grid = () => run.grid || 16;
+  let run = props.value, typed = null, t = 0, playing = false, rate = 1, last = 0, atlas = null, announced = '';
+  const painters = figures.map(() => ({ canvas: null, done: 0, picture: null, source: '' }));
+
+  /* ---- the value: partial ones (an error, a measurement) leave the lanes as they are; late ones of an old run are dropped ---- */
+  const apply = value => {
+    if (!value || value.serial < run.serial) return;
+    const before = run;
+    run = value.lanes ? value : { ...run, error: null, ...value };
+    if (value.lanes && value.serial !== before.serial) {
+      painters.forEach(painter => Object.assign(painter, { canvas: null, done: 0, picture: null, source: '' }));
+      playing = false;
+    }
+    if (!atlas && run.state === 'running') fetchAtlas();
+    if (run.state === 'done' && before.state !== 'done') finish(before.serial === run.serial);
+    run.lanes.forEach((lane, i) => loadPicture(lane, painters[i]));
+    Lantern.fieldError(run.error);
+    if (run.model) Lantern.emit('model', run.model);
+    Lantern.emit('shown', run);
+    draw();
+  };
+  const finish = live => {
+    t = end();
+    const again = run.lanes[0].kept;                             // after a knob moved the pictures stay, the race was seen
+    if (live && !again && !Lantern.still()) setTimeout(() => run.state === 'done' && t >= end() && play(), 1200);
+  };
+  const fetchAtlas = async () => {
+    atlas = 'asked';
+    try {
+      const source = await server.atlas('');
+      atlas = source ? await Lantern.image(source) : null;
+    } catch { atlas = null; }
+    draw();
+  };
+  const loadPicture = async (lane, painter) => {
+    if (!lane.image || painter.source === lane.image) return;
+    painter.source = lane.image;
+    painter.picture = await Lantern.image(lane.image);
+    Lantern.emit('finished', { lane, picture: painter.picture, typed: run.typed, grid: grid(), recorded: !!run.recorded });
+    draw();
+  };
+
+  /* ---- what is on view: another prompt in the box hides the pictures of this one ---- */
+  const stale = () => typed && run.typed && (typed[0].trim() !== String(run.typed[0]).trim() || typed[1] !== run.typed[1]);
+  const state = () => (stale() ? 'stale' : run.state);
+  const done = () => state() === 'done';
+  const lines = () => run.lanes.map(Lantern.timeline);
+  const end = () => Math.max(...lines().map(line => line.seconds), 0);
+  const paintedTokens = (lane, line) => (stale() ? 0 : lane.summary && done() ? (t >= line.seconds - 1e-6 ? grid() ** 2 : line.tokensAt(t)) : lane.tokens.length);
+
+  /* Live, each code is painted alone from the atlas; once the lane has finished, its decoded picture takes the place. */
+  const picture = (lane, painter) => {
+    if (painter.picture) return painter.picture;
+    if (!(atlas instanceof HTMLImageElement)) return null;
+    if (!painter.canvas) {
+      painter.canvas = document.createElement('canvas');
+      painter.canvas.width = painter.canvas.height = grid() * 8;
+    }
+    const context = painter.canvas.getContext('2d');
+    for (; painter.done < lane.tokens.length; painter.done++) {
+      const code = lane.tokens[painter.done];
+      context.drawImage(atlas, (code % 64) * 8, Math.floor(code / 64) * 8, 8, 8,
+        (painter.done % grid()) * 8, Math.floor(painter.done / grid()) * 8, 8, 8);
+    }
+    return painter.canvas;
+  };
+  /* How many tokens to paint, and how many of them the newest step brought. */
+  const painted = i => {
+    const lane = run.lanes[i], line = Lantern.timeline(lane), n = paintedTokens(lane, line);
+    const step = done() ? line.stepAt(t) : lane.counts.length - 1;
+    const live = n && (done() ? t < line.seconds - 0.03 : lane.state === 'running');
+    return { n, fresh: live ? lane.counts[Math.max(0, step)] : 0 };
+  };
+  const redraws = figures.map((figure, i) => Lantern.canvas(figure.querySelector('canvas'), (context, width) => {
+    const { n, fresh } = painted(i), lane = run.lanes[i];
+    Lantern.paint(context, width, picture(lane, painters[i]), n, grid(), fresh, Lantern.css(i ? Lantern.methods[lane.method].fill : '--ink'));
+    window.lanternPaints = (window.lanternPaints || 0) + 1;
+  }));
+  const drawn = figures.map(() => '');                           // what each canvas shows, so that only changes are painted
+  const redrawChanged = () => redraws.forEach((redraw, i) => {
+    const { n, fresh } = painted(i), source = painters[i].picture ? painters[i].source.length : atlas instanceof HTMLImageElement;
+    const shows = [run.serial, run.lanes[i].method, n, fresh, source].join();
+    if (shows !== drawn[i]) { drawn[i] = shows; redraw(); }
+  });
+  const redrawTracks = Lantern.canvas(part('tracks'), (context, width, height) => {
+    const now = state();
+    if (now === 'done') Lantern.tracks(context, width, height, run.lanes, t, 0);
+    else if (now === 'running' || now === 'stopped') {
+      const longest = Math.max(...run.lanes.map(lane => lane.ends.at(-1) || 0));
+      Lantern.tracks(context, width, height, run.lanes, 0, Math.max(8, Math.ceil(longest * 1.15)));
+    } else Lantern.tracks(context, width, height, run.lanes.map(lane => ({ ...lane, state: '', summary: null, ends: [], counts: [] })), 0, 8);
+  });
+
+  /* ---- words and numbers ---- */
+  const laneNote = (lane, line, i) => {
+    if (done()) return t >= line.seconds - 1e-6 ? `done in ${line.seconds.toFixed(2)} s${lane.kept ? ', kept' : ''}` : `${line.tokensAt(t)} of ${grid() ** 2} tokens`;
+    if (state() === 'stale' || state() === 'empty') return '';
+    return {
+      running: `${lane.tokens.length} of ${grid() ** 2} tokens`,
+      waiting: i ? 'next' : '',
+      stopped: lane.tokens.length ? `stopped at pass ${lane.counts.length}` : '',
+      failed: 'failed',
+      done: lane.summary ? `done in ${lane.summary.seconds.toFixed(2)} s` : '',
+    }[lane.state] || '';
+  };
+  const laneMessage = (lane, i) => {
+    switch (state()) {
+      case 'stale': return i ? '' : 'Press Generate to paint this prompt.';
+      case 'empty': return i ? 'Its picture appears here, painted with the draft tree.' : 'Type a prompt and press Generate. Plain autoregression paints here.';
+      case 'loading': return i ? 'Waits for the model.' : run.note;
+      case 'stopped': return lane.summary ? '' : lane.tokens.length ? '' : 'Stopped before it began.';
+      case 'failed': return lane.state === 'failed' ? lane.note : '';
+      case 'running':
+        if (lane.state !== 'waiting') return '';
+        return run.note && !i ? run.note : 'Waits for its turn: each lane runs alone, so that the times are fair.';
+      default: return '';
+    }
+  };
+  /* measured pairs stand for the settings that they were measured at, and for no others */
+  const pairsOf = lane => (run.pairs && run.pairs.label === lane.label ? run.pairs : null);
+  const score = () => {
+    const [base, lane] = run.lanes, pairs = pairsOf(lane), now = state(), hero = part('hero');
+    const running = run.lanes.find(each => each.state === 'running');
+    const measured = done() && run.speedup;
+    hero.classList.toggle('wait', !measured);
+    Lantern.fill(hero, measured ? (pairs ? pairs.median : run.speedup).toFixed(2)
+      : now === 'running' && running ? `${(running.ends.at(-1) || 0).toFixed(2)} s` : '–', measured ? Lantern.make('span', '', '×') : '');
+    Lantern.say(part('hero-cap'), measured ? `Measured speedup${run.recorded ? ', recorded run' : ''}`
+      : { loading: 'Loading the model', stopped: 'Stopped, so nothing was measured', failed: 'Nothing was measured' }[now]
+      || (now === 'running' ? (running ? `${running.name} so far` : 'Waiting') : 'Speedup'));
+    const where = lane.facts || base.facts || [], facts = [];
+    if (measured) {
+      facts.push(pairs ? 'median of ' : 'one pair, ', Lantern.make('b', '', `n = ${pairs ? pairs.n : 1}`),
+        pairs ? ` pairs, quartiles ${pairs.low.toFixed(2)} to ${pairs.high.toFixed(2)}` : '', document.createElement('br'),
+        Lantern.make('b', '', where[0] || ''), where[1] ? `, ${where[1]}` : '');
+    }
+    Lantern.fill(part('facts'), ...facts);
+    part('measure').style.visibility = measured ? '' : 'hidden';   // keeps its place: nothing below may jump
+    Lantern.say(part('measure'), run.measuring ? `Measuring: ${run.measuring.done} of ${run.measuring.total} runs`
+      : pairs ? 'Measure 5 pairs again' : 'Measure 5 pairs');
+    part('measure').disabled = !!run.measuring;
+    Lantern.say(part('price'), measured && !run.measuring ? run.note || (base.kept ? 'Baseline kept from an earlier run.' : '') : '');
+    table();
+  };
+  const ROWS = [
+    ['Seconds', s => s.seconds.toFixed(2)],
+    ['Target passes', s => s.target_passes],
+    ['Accepted length', s => s.accepted_length.toFixed(2)],
+    ['Step compression', s => s.step_compression.toFixed(2)],
+    ['Prompt, seconds', s => s.prompt_seconds.toFixed(2)],
+    ['Pixels, seconds', s => s.pixel_seconds.toFixed(2)],
+    ['Only by pooling', s => s.relaxed_only],
+  ];
+  const table = () => {
+    const method = Lantern.make('th', 'num', run.lanes[1].name);
+    method.style.color = `var(${Lantern.methods[run.lanes[1].method].color})`;
+    Lantern.fill(part('methods'), Lantern.make('th'), Lantern.make('th', 'num', 'AR'), method);
+    const visible = !['stale', 'loading', 'empty', 'failed'].includes(state());
+    Lantern.fill(part('stats'), ...ROWS.map(([label, read], i) => {
+      const row = Lantern.make('tr', i > 3 ? 'sub' : '');
+      row.append(Lantern.make('td', '', label));
+      run.lanes.forEach(lane => {
+        const partial = i === 1 && lane.counts.length ? lane.counts.length : '–';
+        row.append(Lantern.make('td', 'num', !visible ? '–' : lane.summary ? read(lane.summary) : partial));
+      });
+      return row;
+    }));
+  };
+  const runLine = () => {
+    if (stale() || !run.typed || run.state === 'empty') { Lantern.say(part('run'), '\u00a0'); return; }
+    const lanes = run.lanes.filter(lane => lane.run), seed = lanes[0] ? lanes[0].settings.seed : run.seed;
+    Lantern.say(part('run'), [`“${run.typed[0]}”, ${run.typed[1]}`, seed === undefined ? '' : `seed ${seed}`,
+      ...lanes.map(lane => `${lane.method === 'ar' ? 'AR' : lane.label} run ${lane.run.slice(0, 8)}`),
+      run.recorded ? 'recorded' : ''].filter(Boolean).join(' · '));
+  };
+
+  const draw = () => {
+    const now = state(), measured = lines();
+    Object.assign(element.dataset, { state: now, serial: run.serial });
+    figures.forEach((figure, i) => {
+      const lane = run.lanes[i], well = figure.querySelector('.well'), over = figure.querySelector('.over');
+      const message = laneMessage(lane, i), n = paintedTokens(lane, measured[i]);
+      figure.dataset.method = lane.method;
+      if (figure.dataset.drawn !== lane.method) {
+        figure.querySelector('.slot').innerHTML = Lantern.mark(lane.method);
+        figure.dataset.drawn = lane.method;
+      }
+      Lantern.say(figure.querySelector('strong'), lane.name);
+      Lantern.say(figure.querySelector('em'), laneNote(lane, measured[i], i));
+      over.hidden = !message;
+      Lantern.say(over, message);
+      const busy = (now === 'running' && lane.state === 'running') || (now === 'loading' && !i);
+      well.setAttribute('aria-busy', busy);
+      well.style.setProperty('--p', now === 'loading' ? '0%' : `${100 * lane.tokens.length / grid() ** 2}%`);
+      figure.querySelector('canvas').setAttribute('aria-label', `Picture of ${lane.name}: ${message || `${n} of ${grid() ** 2} tokens painted`}`);
+    });
+    redrawChanged();
+    redrawTracks();
+    score();
+    runLine();
+    transport(measured);
+    announce();
+  };
+  const transport = measured => {
+    const over = done() && t >= end() - 0.01, clock = part('clock'), tracks = part('tracks');
+    element.querySelector('.transport').classList.toggle('off', !done());
+    if (!done()) return;
+    const label = playing ? `${Lantern.icons.pause}Pause` : `${Lantern.icons.play}${over ? 'Replay' : 'Play'}`;
+    if (part('play').dataset.label !== label) { part('play').innerHTML = label; part('play').dataset.label = label; }
+    clock.replaceChildren(Lantern.make('b', '', `${Math.min(t, end()).toFixed(2)} s`), ` of ${end().toFixed(2)} s`);
+    tracks.setAttribute('aria-valuemax', end().toFixed(2));
+    tracks.setAttribute('aria-valuenow', t.toFixed(2));
+    tracks.setAttribute('aria-valuetext', `${t.toFixed(1)} seconds: `
+      + run.lanes.map((lane, i) => `${lane.name} ${paintedTokens(lane, measured[i])} tokens`).join(', '));
+  };
+  /* Screen readers hear the turns of a run, not every token. */
+  const announce = () => {
+    const text = done() && run.speedup ? `Done. Measured speedup ${run.speedup.toFixed(2)} times.`
+      : state() === 'running' ? `${(run.lanes.find(lane => lane.state === 'running') || { name: 'The worker' }).name} is running.`
+        : state() === 'stopped' ? 'Stopped.' : '';
+    if (text !== announced) part('announce').textContent = announced = text;
+  };
+
+  /* ---- replay: only time that is real moves, at most 12 paints a second ---- */
+  const tick = now => {
+    if (!playing) return;
+    if (now - last > 80) {
+      t = Math.min(end(), t + (now - last) / 1000 * rate);
+      last = now;
+      if (t >= end()) playing = false;
+      draw();
+    }
+    requestAnimationFrame(tick);
+  };
+  const play = () => {
+    if (!done()) return;
+    if (t >= end() - 0.01) t = 0;
+    playing = true;
+    last = performance.now();
+    draw();
+    requestAnimationFrame(tick);
+  };
+  const seek = seconds => { playing = false; t = Lantern.clamp(seconds, 0, end()); draw(); };
+  const tracks = part('tracks');
+  const seekTo = event => {
+    const box = tracks.getBoundingClientRect();
+    if (done()) seek((event.clientX - box.left) / box.width * end() * 1.002);
+  };
+  tracks.addEventListener('pointerdown', event => { seekTo(event); tracks.setPointerCapture(event.pointerId); });
+  tracks.addEventListener('pointermove', event => { if (tracks.hasPointerCapture(event.pointerId)) seekTo(event); });
+  tracks.addEventListener('keydown', event => {
+    if (!done()) return;
+    const lane = run.lanes[1], line = Lantern.timeline(lane), move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (move) seek(lane.ends[Lantern.clamp(line.stepAt(t) + move, 0, lane.ends.length - 1)]);
+    else if (event.key === 'Home') seek(0);
+    else if (event.key === 'End') seek(end());
+    else if (event.key === ' ') toggle();
+    else return;
+    event.preventDefault();
+  });
+  const toggle = () => { if (playing) { playing = false; draw(); } else play(); };
+  part('play').addEventListener('click', toggle);
+  Lantern.segments(part('speed'), ['¼×', '½×', '1×', '2×'], '1×', 'Replay speed', label => { rate = { '¼×': 0.25, '½×': 0.5, '1×': 1, '2×': 2 }[label]; });
+  part('legend').innerHTML = Lantern.lengthLegend(7);
+  part('measure').addEventListener('click', () => trigger('measure'));
+  Lantern.on('typed', now => { typed = now; draw(); });
+
+  watch('value', () => apply(props.value));
+  run.lanes.forEach((lane, i) => loadPicture(lane, painters[i]));
+  (run.more || []).forEach(async lane => {
+    Lantern.emit('finished', { lane, picture: await Lantern.image(lane.image), typed: run.typed, grid: grid(), recorded: true, extra: true });
+  });
+  if (run.model) Lantern.emit('model', run.model);
+  Lantern.emit('shown', run);
+  if (done() && !Lantern.still()) play();
+  else { t = end(); draw(); }
+};
+
+/* A row of buttons of which one is pressed. */
+Lantern.segments = (element, labels, current, name, choose) => {
+  element.className = 'seg';
+  element.setAttribute('role', 'group');
+  element.setAttribute('aria-label', name);
+  const buttons = labels.map(label => {
+    const button = Lantern.make('button', '', label);
+    button.type = 'button';
+    button.setAttribute('aria-pressed', label === current);
+    button.addEventListener('click', () => {
+      buttons.forEach(other => other.setAttribute('aria-pressed', other === button));
+      choose(label);
+    });
+    return button;
+  });
+  element.replaceChildren(...buttons);
+};
