@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,17 +11,20 @@ import torch
 from .. import hub
 from ..sampling import Sampling
 from ..transformer import Transformer
+from ..vq import Tokenizer
 from . import data, drafter, loop, prior, vq
 
 
 def add_parsers(commands: argparse._SubParsersAction) -> None:
     parts = commands.add_parser("train", help="train a part of the bundled model").add_subparsers(
         required=True, metavar="tokenizer | prior | drafter")
-    for name, module, run, text in (("tokenizer", vq, vq.main, "pictures to codes and back"),
+    for name, module, run, text in (("tokenizer", vq, train_tokenizer, "pictures to codes and back"),
                                     ("prior", prior, train_prior, "captions to codes: the target"),
                                     ("drafter", drafter, train_drafter, "the EAGLE drafter, on the target's samples")):
         parser = parts.add_parser(name, help=text)
         module.add_arguments(parser)
+        if module is vq:
+            parser.add_argument("--model", type=Path, help="with --decoder-only: the model whose decoder is improved")
         parser.set_defaults(call=_call, run=run)
 
 
@@ -28,6 +32,20 @@ def _call(args: argparse.Namespace) -> int:
     loop.stop_cleanly()
     args.run(args)
     return 0
+
+
+def train_tokenizer(args: argparse.Namespace) -> None:
+    """Train a tokenizer into --out. With --decoder-only and --model the codes keep their meaning, so the improved
+    decoder is put into the model's folder; a tokenizer with new codes needs a new target."""
+    bundle = hub.load_bundle(args.model, torch.float32) if args.decoder_only and args.model else None
+    if bundle and not args.init:
+        args.out.mkdir(parents=True, exist_ok=True)
+        args.init = args.out / "before.safetensors"
+        bundle.tokenizer.save(args.init, torch.float32)
+    vq.main(args)
+    if bundle:
+        bundle.tokenizer = Tokenizer.load(args.out / "tokenizer.safetensors")
+        hub.save_bundle(bundle, args.model)
 
 
 def train_prior(args: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -62,10 +61,14 @@ class Clock:
 
 
 def stop_cleanly() -> None:
-    """Let SIGTERM and SIGINT end a training through its `finally`, which saves; a shell's background jobs ignore SIGINT
-    unless told otherwise."""
+    """Let SIGTERM end a training as Ctrl-C does, through the code that saves. A shell's background jobs ignore SIGINT
+    unless told otherwise, so it is set too."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
     for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda number, frame: sys.exit(128 + number))
+        signal.signal(name, stop)
 
 
 def save(path: Path, **state) -> None:

@@ -38,7 +38,8 @@ VALIDATION = 48  # held-out pictures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pictures", type=Path, required=True, help="folder made by lanternpp.training.data")
+    parser.add_argument("--data", dest="pictures", type=Path, required=True,
+                        help="folder made by lanternpp.training.data")
     parser.add_argument("--out", type=Path, required=True,
                         help="folder for tokenizer.safetensors, the loss curve and the checkpoint; "
                              "a run continues from the checkpoint that it finds there")
