@@ -28,7 +28,7 @@ def chosen(args: argparse.Namespace) -> dict[str, object]:
 
 
 def load(args: argparse.Namespace):
-    from .pipeline import LanternPipeline  # here, so that --help and bad options answer at once
+    from .pipeline import LanternPipeline
 
     return LanternPipeline.from_pretrained(args.model)
 
@@ -60,7 +60,7 @@ def generate(args: argparse.Namespace) -> int:
             break
         done += event.accepted
         bar(done, length, f"tokens, {event.seconds:.1f} s")
-    output.images[0].save(args.out)
+    output.images[0].save(args.out, "PNG")
     if args.trace:
         output.trace.save(args.trace)
     facts = output.trace.summary()
@@ -75,8 +75,7 @@ def bench(args: argparse.Namespace) -> int:
     knobs = chosen(args)
     if not names:
         raise SettingsError("methods", f"--methods is empty: name some of {', '.join(METHODS)}, with commas.")
-    for name in names:
-        Settings.checked(**{"prompt": "check", **knobs, "method": name})
+    checked = [Settings.checked(**{"prompt": "check", **knobs, "method": name}) for name in names]
     for what, count in (("prompts", args.prompts), ("repeats", args.repeats)):
         if not 1 <= count <= 1000:
             raise SettingsError(what, f"--{what} must be from 1 to 1000, not {count}.")
@@ -84,8 +83,9 @@ def bench(args: argparse.Namespace) -> int:
 
     pipe = load(args)
     prompts = [speed.PROMPTS[i % len(speed.PROMPTS)] for i in range(args.prompts)]
-    first_seed = int(knobs.pop("seed", 0))
-    pairs = [[pipe.check(**{**knobs, "prompt": prompt, "method": name, "seed": first_seed + number + 1000 * repeat})
+    first_seed = checked[0].seed
+    pairs = [[pipe.check(**{**knobs, "prompt": prompt, "method": name,
+                            "seed": (first_seed + number + 1000 * repeat) % 2**31})
               for name in names] for repeat in range(args.repeats) for number, prompt in enumerate(prompts)]
     about = pipe.describe()
     say(f"{about['model']} on {about['device']}, {about['dtype']}, {about['mode']}, torch {about['torch']}; "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .drafter import Drafter, DrafterConfig
 from .transformer import Transformer, TransformerConfig
-from .vq import Tokenizer, VQConfig
+from .vq import CODEBOOK, Tokenizer, VQConfig
 
 FORMAT = "lanternpp/1"
 BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "emoji"
@@ -44,8 +44,6 @@ def cast(module: nn.Module, dtype: torch.dtype, device: torch.device | str = "cp
 
 def save_sharded(state: Mapping[str, Tensor], folder: Path, stem: str) -> None:
     """Write stem-00001.safetensors, … each under SHARD_BYTES unless one tensor alone is larger."""
-    for old in folder.glob(f"{stem}-*.safetensors"):
-        old.unlink()
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for key, value in state.items():
@@ -55,8 +53,13 @@ def save_sharded(state: Mapping[str, Tensor], folder: Path, stem: str) -> None:
             size = 0
         shards[-1][key] = value.contiguous()
         size += length
-    for number, shard in enumerate(shards, start=1):
-        save_file(shard, folder / f"{stem}-{number:05d}.safetensors")
+    names = [folder / f"{stem}-{number:05d}.safetensors" for number in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, name.with_suffix(".new"))
+    for old in folder.glob(f"{stem}-*.safetensors"):
+        old.unlink()
+    for name in names:
+        name.with_suffix(".new").replace(name)
 
 
 def load_sharded(folder: Path, stem: str) -> dict[str, Tensor]:
@@ -80,7 +83,8 @@ def save_bundle(bundle: Bundle, folder: str | Path, dtype: torch.dtype = torch.b
     folder.mkdir(parents=True, exist_ok=True)
 
     def stored(module: nn.Module, kind: torch.dtype) -> dict[str, Tensor]:
-        return {k: v.to(kind) if v.is_floating_point() else v for k, v in module.state_dict().items()}
+        return {k: v.to(torch.float32 if k.endswith(CODEBOOK) else kind) if v.is_floating_point() else v
+                for k, v in module.state_dict().items()}
 
     config = {"format": FORMAT, "name": bundle.name, "target": asdict(bundle.target.config),
               "drafter": asdict(bundle.drafter.config) if bundle.drafter else None,

@@ -20,7 +20,7 @@ from torch import Tensor
 from . import hub, vq
 from .decode import Decoder, Step
 from .relax import cached_nearest_codes
-from .settings import Settings
+from .settings import Settings, SettingsError
 from .trace import StepEvent, Trace
 
 
@@ -89,7 +89,7 @@ class LanternPipeline:
         }
 
     def atlas(self) -> Image.Image:
-        """Every code decoded alone, 8×8 pixels a code, 64 codes a row: to paint tokens before pixels are decoded."""
+        """Every code decoded alone, 8×8 pixels a code, ⌈√V⌉ codes a row: to paint tokens before pixels are decoded."""
         return vq.atlas(self.bundle.tokenizer)
 
     @property
@@ -122,6 +122,9 @@ class LanternPipeline:
     def step(self, settings: Settings) -> Step:
         """The decoding step that these settings ask for, with fresh state."""
         drafts = settings.tree.nodes > 0
+        if drafts and self.bundle.drafter is None:
+            raise SettingsError("method", f"The model {self.bundle.name} has no drafter, so it cannot draft a tree: "
+                                          "use the method ar.")
         relaxed = drafts and not settings.relaxation.strict
         return Step(self.bundle.target, self.bundle.drafter if drafts else None, settings.tree, settings.relaxation,
                     settings.sampling, self.neighbours if relaxed else None, guided=settings.cfg_scale != 1)
@@ -134,12 +137,13 @@ class LanternPipeline:
         settings = self.check(settings)
         if settings.tree.nodes and not settings.relaxation.strict:
             _ = self.neighbours  # the one-time table is no part of a run's time
+        header = {**self.describe(), **settings.to_dict(), "settings": settings.to_dict(), "recorded": False,
+                  "versions": {"python": platform.python_version(), "torch": torch.__version__}}
         began = time.perf_counter()
         condition = self.encode_prompt(settings.prompt)
         step = self.step(settings)
         prompt_seconds = time.perf_counter() - began
-        trace = Trace({**self.describe(), **settings.to_dict(), "settings": settings.to_dict(), "recorded": False,
-                       "versions": {"python": platform.python_version(), "torch": torch.__version__}})
+        trace = Trace(header)
         for event in Decoder(step).stream(condition, settings.seed):
             trace.events.append(event)
             yield event

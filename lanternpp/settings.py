@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, replace
 
 from .relax import MAX_NEIGHBOURS, Relaxation
 from .sampling import Sampling
-from .tree import PRESETS, Tree, TreeError, parse_tree
+from .tree import PRESETS, Tree, TreeError, parse_tree, shortened
 
 METHODS = {"ar": "Plain AR", "exact": "Exact tree", "lantern": "LANTERN", "lanternpp": "LANTERN++",
            "annealed": "Annealed"}
 MAX_PROMPT = 300
+COLDEST = 0.01  # below, logits divided by the temperature would overflow
 
 
 class SettingsError(ValueError):
@@ -73,15 +74,18 @@ def _plain(number: float) -> str:
 def _number(knob: Knob, value: object) -> float | int:
     kind = "whole number" if knob.whole else "number"
     say = f"{knob.label.split(',')[0]} must be a {kind} from {_plain(knob.low)} to {_plain(knob.high)}"
-    shown = str(value)[:40]
+    shown = shortened(value)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise SettingsError(knob.name, f"{say}, not {shown!r}: enter a number.")
+        raise SettingsError(knob.name, f"{say}, not {shown}: enter a number.")
     try:
         number = float(value)
     except (ValueError, OverflowError):
-        raise SettingsError(knob.name, f"{say}, not {shown!r}: enter a number.") from None
+        raise SettingsError(knob.name, f"{say}, not {shown}: enter a number.") from None
     if not math.isfinite(number) or not knob.low <= number <= knob.high:
         raise SettingsError(knob.name, f"{say}, not {shown}: choose a value in that range.")
+    if knob.name == "temperature" and 0 < number < COLDEST:
+        raise SettingsError(knob.name, f"Temperature must be 0 (greedy) or from {COLDEST} to {knob.high:g}, "
+                                       f"not {shown}: use 0 for greedy.")
     if knob.whole and number != int(number):
         raise SettingsError(knob.name, f"{say}, not {shown}: leave out the fraction.")
     return int(number) if knob.whole else number
@@ -90,13 +94,13 @@ def _number(knob: Knob, value: object) -> float | int:
 def _choice(knob: Knob, value: object) -> str:
     if isinstance(value, str) and value in knob.choices:
         return value
-    raise SettingsError(knob.name, f"{knob.label} {str(value)[:40]!r} is unknown: choose one of "
+    raise SettingsError(knob.name, f"{knob.label} {shortened(value)} is unknown: choose one of "
                                    f"{', '.join(knob.choices)}.")
 
 
 def _prompt(value: object) -> str:
     if not isinstance(value, str):
-        raise SettingsError("prompt", f"The prompt must be text, not {str(value)[:40]!r}: type a few words.")
+        raise SettingsError("prompt", f"The prompt must be text, not {shortened(value)}: type a few words.")
     if len(value) > MAX_PROMPT:
         raise SettingsError("prompt", f"The prompt has {len(value):,} characters; at most {MAX_PROMPT} are read: "
                                       "shorten it.")

@@ -21,12 +21,12 @@ class TreeError(ValueError):
     """The tree breaks a limit or is malformed; the message is one sentence for the person who typed it."""
 
 
-def _short(value: object) -> str:
+def shortened(value: object) -> str:
     """At most 60 characters of a value that somebody typed."""
     try:
         text = repr(value)
-    except ValueError:  # Python does not print whole numbers of more than 4,300 digits
-        text = "with a huge number"
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list nested a thousand times
+        text = f"a huge {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -45,7 +45,7 @@ class Tree:
         previous = 0
         for node, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < node or parent < previous:
-                raise TreeError(f"Node {node} of the draft tree has parent {_short(parent)}: nodes must stand in "
+                raise TreeError(f"Node {node} of the draft tree has parent {shortened(parent)}: nodes must stand in "
                                 "breadth-first order, each after its parent.")
             previous = parent
         if self.depth > MAX_DEPTH:
@@ -61,12 +61,12 @@ class Tree:
         total, width = 0, 1
         for count in branching:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise TreeError(f"The branching {_short(list(branching))} must hold whole numbers of at least 1, "
+                raise TreeError(f"The branching {shortened(list(branching))} must hold whole numbers of at least 1, "
                                 "such as 3,2,1.")
             width *= count
             total += width
             if total > MAX_NODES:
-                raise TreeError(f"The branching {_short(list(branching))} makes more than {MAX_NODES} nodes: "
+                raise TreeError(f"The branching {shortened(list(branching))} makes more than {MAX_NODES} nodes: "
                                 "use smaller numbers or fewer levels.")
         parents, level = [-1], [0]
         for count in branching:
@@ -102,10 +102,10 @@ class Tree:
         parents = [-1]
         for path in ordered:
             if path[:-1] not in index:
-                raise TreeError(f"The path {_short(list(path))} has no parent in the list: "
-                                f"add {_short(list(path[:-1]))}.")
+                raise TreeError(f"The path {shortened(list(path))} has no parent in the list: "
+                                f"add {shortened(list(path[:-1]))}.")
             if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in index or path[-1] < 0:
-                raise TreeError(f"The path {_short(list(path))} skips a sibling: child ranks count up from 0.")
+                raise TreeError(f"The path {shortened(list(path))} skips a sibling: child ranks count up from 0.")
             index[path] = len(parents)
             parents.append(index[path[:-1]])
         return cls(tuple(parents))
@@ -200,8 +200,8 @@ def parse_tree(value: object) -> Tree:
             return PRESETS[text]
         parts = [p for p in text.replace("/", ",").replace(" ", ",").split(",") if p]
         if not parts or not all(p.isascii() and p.isdigit() and len(p) <= 4 for p in parts):
-            raise TreeError(f"The draft tree {_short(text)} is unknown: use one of {', '.join(PRESETS)}, or branching "
-                            "such as 3,2,1.")
+            raise TreeError(f"The draft tree {shortened(text)} is unknown: use one of {', '.join(PRESETS)}, or "
+                            "branching such as 3,2,1.")
         return Tree.from_branching([int(p) for p in parts])
     if isinstance(value, dict):
         value = value.get("parents")
@@ -212,5 +212,5 @@ def parse_tree(value: object) -> Tree:
         if value and all(isinstance(p, list | tuple) and all(type(r) is int for r in p) for p in value):
             return Tree.from_paths(value)
         return Tree.from_branching(value)
-    raise TreeError(f"The draft tree {_short(value)} is not understood: use one of {', '.join(PRESETS)}, or "
+    raise TreeError(f"The draft tree {shortened(value)} is not understood: use one of {', '.join(PRESETS)}, or "
                     "branching such as 3,2,1.")

@@ -37,12 +37,11 @@ class TreeBuffers(nn.Module):
         def put(name: str, value: Tensor) -> None:
             self.register_buffer(name, value.to(device), persistent=False)
 
-        put("ancestors", tree.ancestors())
         put("depths", torch.tensor(tree.depths))
         put("parents", torch.tensor(parents, dtype=torch.int64))
         put("child_nodes", torch.tensor(table, dtype=torch.int64).view(len(parents), self.max_children))
-        put("node_row", torch.tensor([tree.inner.index(n) if n in tree.inner else 0 for n in parents],
-                                     dtype=torch.int64))  # each parent's row in q, whose rows are breadth-first
+        # Each parent's row in q, whose rows are in breadth-first order.
+        put("node_row", torch.tensor([tree.inner.index(n) for n in parents], dtype=torch.int64))
         flat = [(row, i) for row, n in enumerate(parents) for i in range(len(tree.children[n]))]
         by_node = sorted(flat, key=lambda f: table[f[0]][f[1]])
         put("flat", torch.tensor([row * max(1, self.max_children) + i for row, i in by_node], dtype=torch.int64))

@@ -50,6 +50,17 @@ def test_bench_prints_a_table_and_then_one_json_line(toy_folder, capsys):
     assert any("LANTERN++" in line for line in lines[:-1])
 
 
+def test_bench_takes_a_seed_as_text_and_names_its_baseline(toy_folder, capsys):
+    assert main(["bench", "--methods", "exact", "--prompts", "1", "--tree", "2", "--seed", "7.0", "--model",
+                 str(toy_folder)]) == 0
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["baseline"] == "exact"
+
+
+def test_out_needs_no_ending(toy_folder, tmp_path):
+    assert main(["generate", "a fox", "--tree", "2", "--out", str(tmp_path / "apple"), "--model", str(toy_folder)]) == 0
+    assert Image.open(tmp_path / "apple").format == "PNG"
+
+
 def test_bench_interrupted_leaves_a_partial_table(toy_folder, capsys, monkeypatch):
     from lanternpp import bench
     real, calls = bench.run, []

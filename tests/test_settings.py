@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanternpp.settings import KNOBS, MAX_PROMPT, Settings, SettingsError
-from lanternpp.tree import PRESETS
+from lanternpp.tree import PRESETS, shortened
 
 GOOD = {"prompt": "a red apple"}
 BAD = [
     ("k", math.nan), ("k", "many"), ("k", -1), ("k", 1001), ("k", 2.5), ("k", True), ("k", None), ("k", [1]),
     ("bound", math.inf), ("bound", 0.5), ("bound", "x"), ("gamma", 1.5), ("seed", -1), ("seed", 2**31),
-    ("cfg_scale", 0), ("cfg_scale", "1e999"), ("temperature", -0.1), ("top_k", -5), ("top_p", 0), ("top_p", math.nan),
+    ("cfg_scale", 0), ("cfg_scale", "1e999"), ("temperature", -0.1),
+    ("temperature", 1e-300), ("k", 10**5000), ("method", 10**5000), ("top_k", -5), ("top_p", 0), ("top_p", math.nan),
     ("prompt", ""), ("prompt", "   "), ("prompt", "\x00\x1b"), ("prompt", "🦊"), ("prompt", None), ("prompt", 7),
     ("prompt", "a" * 10_000), ("method", "magic"), ("method", None), ("order", "random"), ("tree", "oak"),
     ("tree", [1] * 100), ("tree", {"parents": [-1] + [0] * 10_000}), ("tree", {"parents": [-1, 5]}),
@@ -21,7 +22,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("field, value", BAD, ids=lambda v: str(v)[:24])
+@pytest.mark.parametrize("field, value", BAD, ids=lambda v: shortened(v)[:24])
 def test_bad_values_give_one_sentence(field, value):
     with pytest.raises(SettingsError) as error:
         Settings.checked(**{**GOOD, field: value})

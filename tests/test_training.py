@@ -5,6 +5,7 @@ import pytest
 import torch
 from toy import SHAPE, bundle, drafter, target
 
+from lanternpp.hub import ModelError
 from lanternpp.sampling import Sampling
 from lanternpp.training import data, loop, prior
 from lanternpp.training import drafter as drafting
@@ -93,6 +94,20 @@ def test_prior_resumes(tmp_path, monkeypatch):
     prior.train(encode, words, pictures(), tmp_path, 0.05, layers=3, decay=0.5, batch=2, views=1)
     state = loop.resume(tmp_path / "prior.pt")
     assert state["step"] >= steps and state["config"]["layers"] == 3
+
+
+def test_prior_refuses_to_cut_a_deeper_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(prior, "SMALL", SHAPE)
+    with pytest.raises(ModelError, match="2 layers"):
+        prior.train(None, bundle().words, pictures(), tmp_path, 0.01, layers=1, decay=0, init=target().state_dict())
+
+
+def test_collected_samples_belong_to_their_target(tmp_path):
+    words = torch.tensor([[0, 2, 3, 4, 5]])
+    codes = [drafting.collect(target(seed), lambda _: words, ["a"], Sampling(2.0), tmp_path, 0)[0]
+             for seed in (0, 0, 1)]
+    assert torch.equal(codes[0], codes[1]) and not torch.equal(codes[0], codes[2])
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_samples_are_the_targets_own():

@@ -10,6 +10,7 @@ cross-entropy to the target's guided distribution (EAGLE, arXiv 2401.15077; own 
 from __future__ import annotations
 
 import argparse
+import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -96,13 +97,18 @@ def collect(target: Transformer, encode, prompts: list[str], sampling: Sampling,
             batch: int = 32) -> tuple[Tensor, Tensor]:
     """Sample a picture for each prompt, in resumable parts kept in `folder`; codes (n, L), hidden (2, n, P+L−1, d)."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Samples of another target or of other prompts are not these: the name tells.
+    weights = [target.head.weight.float().sum().item(), target.norm.weight.float().sum().item()]
+    mark = hashlib.sha256(repr([weights, sampling, seed, prompts]).encode()).hexdigest()[:8]
     parts = []
     for first in range(0, len(prompts), batch):
-        path = folder / f"samples-{first:06d}.safetensors"
+        path = folder / f"samples-{mark}-{first:06d}.safetensors"
         if not path.exists():
             generator = torch.Generator().manual_seed(seed + first)
             codes, hidden = sample(target, encode(prompts[first:first + batch]), sampling, generator)
-            save_file({"codes": codes.to(torch.int16), "hidden": hidden.to(torch.bfloat16).contiguous()}, path)
+            save_file({"codes": codes.to(torch.int16), "hidden": hidden.to(torch.bfloat16).contiguous()},
+                      path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
             print(f"{min(first + batch, len(prompts))}/{len(prompts)} samples", flush=True)
         parts.append(load_file(path))
     return (torch.cat([p["codes"] for p in parts]).long(), torch.cat([p["hidden"] for p in parts], dim=1))
@@ -151,7 +157,7 @@ def train(target: Transformer, codes: Tensor, hidden: Tensor, sampling: Sampling
                     _, held_acceptance, own = score(held)
                     _, own_acceptance, _ = score(held, own)
                 loop.log(out / "drafter.jsonl", step=step, minutes=clock.spent, loss=loss.item(),
-                         acceptance=sum(accepted[-50:]) / 50, held_out=held_acceptance.item(),
+                         acceptance=sum(accepted[-50:]) / len(accepted[-50:]), held_out=held_acceptance.item(),
                          held_out_own=own_acceptance.item())
             if step % 200 == 0:
                 keep()

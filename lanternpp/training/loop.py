@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..hub import ModelError
+
 
 class Optimizers:
     """Muon for the blocks' matrices, AdamW for embeddings, heads, norms and biases."""
@@ -20,6 +22,8 @@ class Optimizers:
         known = {id(p) for p in matrices}
         others = [p for _, p in named if id(p) not in known]
         self.all = [torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), weight_decay=weight_decay)]
+        if matrices and not hasattr(torch.optim, "Muon"):
+            raise ModelError(f"Training needs torch 2.9 or newer (for Muon), not {torch.__version__}: upgrade torch.")
         if matrices:
             self.all.append(torch.optim.Muon(matrices, lr=muon_lr, weight_decay=weight_decay,
                                              adjust_lr_fn="match_rms_adamw"))

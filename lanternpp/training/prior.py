@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..hub import ModelError
 from ..transformer import Transformer, TransformerConfig
 from . import data, loop
 
@@ -83,7 +84,7 @@ def hidden_tokens(rows: int, count: int) -> Tensor:
 
     Neighbouring tokens tell so much that a model learns late to look at the caption; where they are hidden it must.
     """
-    share = torch.where(torch.rand(rows) < 0.25, torch.rand(rows), 0.97)
+    share = torch.where(torch.rand(rows) < 0.15, torch.rand(rows), 0.97)
     return torch.rand(rows, count) < share.unsqueeze(1)
 
 
@@ -130,7 +131,11 @@ def train(encode: Encode, words, pictures: data.Pictures, out: Path, minutes: fl
         torch.nn.init.normal_(model.prefix.null, std=0.02)
     else:
         had = 1 + max(int(k.split(".")[1]) for k in state if k.startswith("blocks."))
-        model.load_state_dict(grow(state, layers) if had < layers else state, strict=False)  # older: no pooled caption
+        if had > layers:
+            raise ModelError(f"The weights have {had} layers and --layers {layers} would cut them: ask for {had}.")
+        found = model.load_state_dict(grow(state, layers) if had < layers else state, strict=False)
+        if found.unexpected_keys or any(not k.startswith("prefix.pool") for k in found.missing_keys):
+            raise ModelError(f"The weights do not fit this model: {(found.unexpected_keys + found.missing_keys)[0]!r}.")
     optimizers = loop.Optimizers(model, muon_lr, adam_lr)
     step, clock = 0, loop.Clock(minutes)
     if checkpoint:
