@@ -12,6 +12,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is i
 import gradio as gr
 
 from app import api, html, record, session, stage, theme, views
+from lanternpp.settings import Settings
 
 MODEL = Path(__file__).resolve().parent.parent / "assets" / "emoji"
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def load_model(folder: Path) -> Any:
 
 def weights(folder: Path) -> str:
     """The size of the weights in words, nothing where there are none."""
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in folder.glob("[!n]*.safetensors"))  # not the table of neighbours
     return f", {size / 1e6:.0f} MB" if size else ""
 
 
@@ -59,14 +60,15 @@ def model_facts(folder: Path) -> dict[str, Any]:
     """Name, grid, codes and defaults from the model's small config file; the weights are not touched."""
     try:
         config = json.loads((folder / "config.json").read_text())
-        target = config["target"]
+        target, defaults = config["target"], config["defaults"] or {}
+        Settings.checked(defaults, prompt="a")  # a value that no knob can hold would keep the page from opening
         return {
-            "model": config["name"],
-            "grid": target["grid"],
-            "codes": target["codes"],
-            "defaults": config["defaults"],
+            "model": str(config["name"]),
+            "grid": int(target["grid"]),
+            "codes": int(target["codes"]),
+            "defaults": dict(defaults),
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("the model's config could not be read: %s", error)
         return {"defaults": {}}
 

@@ -22,7 +22,8 @@ KINDS = {
     "top_k": {"type": "integer"},
     "tree": {},
 }
-_drawing = threading.Lock()  # matplotlib's fonts are shared; and figures must not crowd out the decoder
+_drawing = threading.Lock()  # matplotlib's fonts are shared
+DRAWING = 5.0  # seconds that a figure waits for another one
 TICK = 0.5  # seconds between two reports of a running call
 
 
@@ -31,7 +32,7 @@ def server_functions(worker: Worker, *names: str) -> list[Callable]:
 
     def atlas(_: Any) -> str | None:
         """Every code decoded alone, as a data URL; nothing before the model is there."""
-        return worker.atlas()
+        return worker.atlas
 
     def trace(run: Any) -> str | None:
         """The whole trace of a finished run, as JSON text; nothing where it is not kept."""
@@ -39,15 +40,23 @@ def server_functions(worker: Worker, *names: str) -> list[Callable]:
         return output.trace.to_json() if output else None
 
     def figure(chosen: Any) -> str | None:
-        """Accepted-length maps of one or two finished runs, as the data URL of a PNG; nothing where one is not kept."""
-        runs = list(dict.fromkeys(str(run) for run in chosen)) if isinstance(chosen, list) else []
-        outputs = [find(worker, run) for run in runs[:2]]
-        if not outputs or None in outputs:
+        """Accepted-length maps of one or two finished runs, as the data URL of a PNG.
+
+        Nothing where one is not kept, nor while a run is being decoded: its time must not pay for a figure.
+        """
+        outputs = [find(worker, run) for run in chosen[:2]] if isinstance(chosen, list) else []
+        if len(outputs) == 2 and outputs[0] is outputs[1]:
+            outputs.pop()
+        if not outputs or None in outputs or not _drawing.acquire(timeout=DRAWING):
             return None
-        with _drawing:
+        try:
+            if worker.running is not None:
+                return None
             return plots.data_url(
                 plots.comparison([each.trace for each in outputs], [each.images[0] for each in outputs])
             )
+        finally:
+            _drawing.release()
 
     known = {"atlas": atlas, "trace": trace, "figure": figure}
     return [known[name] for name in names]
@@ -64,7 +73,7 @@ def endpoints(worker: Worker, defaults: dict[str, Any]) -> None:
     def generate(
         prompt,
         method="lanternpp",
-        tree="cpu8",
+        tree="cpu4",
         k=100,
         bound=None,
         gamma=0.8,
@@ -92,20 +101,7 @@ def endpoints(worker: Worker, defaults: dict[str, Any]) -> None:
             top_k: only that many most probable tokens may occur; 0 allows all
             top_p: only the most probable tokens that make up this share may occur
         """
-        settings = checked(
-            prompt=prompt,
-            method=method,
-            tree=tree,
-            k=k,
-            bound=bound,
-            gamma=gamma,
-            order=order,
-            seed=seed,
-            cfg_scale=cfg_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-        )
+        settings = checked(prompt, method, tree, k, bound, gamma, order, seed, cfg_scale, temperature, top_k, top_p)
         for outputs, progress in decode(worker, caller(request), [settings]):
             if outputs is None:
                 yield None, progress, None
@@ -116,7 +112,7 @@ def endpoints(worker: Worker, defaults: dict[str, Any]) -> None:
     def compare(
         prompt,
         method="lanternpp",
-        tree="cpu8",
+        tree="cpu4",
         k=100,
         bound=None,
         gamma=0.8,
@@ -132,20 +128,7 @@ def endpoints(worker: Worker, defaults: dict[str, Any]) -> None:
 
         Returns both pictures, stats with the measured speedup (one pair), and both traces. Arguments as for /generate.
         """
-        settings = checked(
-            prompt=prompt,
-            method=method,
-            tree=tree,
-            k=k,
-            bound=bound,
-            gamma=gamma,
-            order=order,
-            seed=seed,
-            cfg_scale=cfg_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-        )
+        settings = checked(prompt, method, tree, k, bound, gamma, order, seed, cfg_scale, temperature, top_k, top_p)
         for outputs, progress in decode(worker, caller(request), [settings.baseline(), settings]):
             if outputs is None:
                 yield None, None, progress, None
@@ -171,10 +154,10 @@ def endpoints(worker: Worker, defaults: dict[str, Any]) -> None:
     gr.on([], compare, outputs=[picture, second, numbers, traces], api_name="compare", **shared)
 
 
-def checked(**raw: Any) -> Settings:
-    """Settings from an API call; what the schema refuses becomes one sentence for the caller."""
+def checked(*values: Any) -> Settings:
+    """Settings from an API call's arguments; what the schema refuses becomes one sentence for the caller."""
     try:
-        return Settings.checked(**raw)
+        return Settings.checked(**dict(zip(KNOBS, values, strict=True)))
     except SettingsError as error:
         raise gr.Error(str(error), print_exception=False) from None
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lanternpp.settings import BOUNDS, KNOBS, Settings, SettingsError
-from lanternpp.tree import PRESETS
+from lanternpp.tree import PRESETS, shortened
 
 STYLES = {"3D": "3d", "Flat": "flat", "Classic": "classic"}
 # Words that name a style in the training captions; a prompt that already holds one keeps it.
@@ -69,7 +69,9 @@ def from_page(*values: object) -> Settings:
     page = dict(zip(PAGE, values, strict=True))
     method, tree = page["method"], page["tree"]
     if not isinstance(page["style"], str) or page["style"] not in STYLES:
-        raise SettingsError("style", f"The style {str(page['style'])[:40]!r} is unknown: choose {', '.join(STYLES)}.")
+        raise SettingsError("style", f"The style {shortened(page['style'])} is unknown: choose {', '.join(STYLES)}.")
+    if isinstance(page["prompt"], str) and any("\ud800" <= c <= "\udfff" for c in page["prompt"]):
+        raise SettingsError("prompt", "The prompt holds half of a character, which cannot be sent back: remove it.")
     raw = {name: page[name] for name in ("seed", "cfg_scale", "temperature", "top_k", "top_p")}
     raw["seed"] = new_seed() if raw["seed"] in (None, "") else raw["seed"]
     used = uses(method) if isinstance(method, str) else ()
@@ -89,8 +91,11 @@ def baseline_key(settings: Settings) -> tuple:
     return tuple(getattr(settings, name) for name in SAMPLING)
 
 
-def from_query(query: Mapping[str, str]) -> dict[str, object]:
-    """Widget values from the page's address; what the schema refuses is left out, so that no link breaks the page."""
+def from_query(query: Mapping[str, str], codes: int | None = None) -> dict[str, object]:
+    """Widget values from the page's address; what the schema refuses is left out, so that no link breaks the page.
+
+    `codes` is the most that the page's top-k can hold: the model's codes.
+    """
     values: dict[str, object] = {}
     for name, text in query.items():
         try:
@@ -112,6 +117,8 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
                 values[name] = getattr(Settings.checked(**{"prompt": "a", "method": "annealed", name: text}), name)
         except SettingsError:
             continue
+    if codes and "top_k" in values:
+        values["top_k"] = min(values["top_k"], codes)
     return values
 
 

@@ -24,12 +24,12 @@ def grid_of(values: list[int]) -> np.ndarray:
     return np.asarray(values).reshape(side, side)
 
 
-def accepted_length(axes: Any, trace: Trace, title: str = "") -> Any:
+def accepted_length(axes: Any, trace: Trace, title: str) -> Any:
     """One map: each token coloured by how many tokens its step committed."""
     image = axes.imshow(
         grid_of(trace.accepted_map()), cmap=VIRIDIS, vmin=0.5, vmax=LENGTHS + 0.5, interpolation="nearest"
     )
-    axes.set_title(title or stage.describe(trace.header), fontsize=8, loc="left")
+    axes.set_title(title, fontsize=8, loc="left")
     axes.set_xticks([])
     axes.set_yticks([])
     return image
@@ -72,8 +72,9 @@ def comparison(traces: list[Trace], images: list[Image.Image]) -> Figure:
             cells.set_axis_off()
             continue
         picture.imshow(images[row])
-        seconds = traces[row].seconds["total"]
-        picture.set_title(f"{stage.describe(traces[row].header)}\n{seconds:.2f} s", fontsize=8, loc="left")
+        header, seconds = traces[row].header, traces[row].seconds["total"]
+        tree = "" if header["method"] == "ar" else f"tree {header['tree']['name']}, "
+        picture.set_title(f"{stage.describe(header)}\n{tree}{seconds:.2f} s", fontsize=8, loc="left")
         shown = accepted_length(cells, traces[row], "accepted length\nof each token")
     figure.colorbar(shown, ax=[axes["m0"], axes["m1"]], ticks=range(1, LENGTHS + 1), shrink=0.5, aspect=12)
     axes["d"].set_axis_off()

@@ -1,62 +1,66 @@
 """What the Race view does: a run, a run again after a knob moved, measured pairs. Each yields values of the stage."""
 
+import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from app import params, stage
 from app.session import Busy, Job, Worker, events
-from lanternpp.settings import SettingsError
+from lanternpp.settings import Settings, SettingsError
 
 PAINTS = 12  # values a second that a browser is sent at most
 PAIRS = 5
-_serial = itertools.count(1)
+_serial = itertools.count(1)  # of what runs
+_refused = itertools.count(1)  # of what does not
 
 
-def generate(worker: Worker, visitor: str, values: tuple) -> Iterator[tuple[dict, Any]]:
+def checked(action: Callable) -> Callable:
+    """Give an action the settings that the page's values make; what is refused becomes one value of the stage."""
+
+    @functools.wraps(action)
+    def run(worker: Worker, visitor: str, values: tuple) -> Iterator[tuple[dict, Any]]:
+        settings = None
+        try:
+            settings = params.from_page(*values)
+            yield from action(worker, visitor, values, settings)
+        except (SettingsError, Busy) as error:
+            yield aside({"field": getattr(error, "field", ""), "text": str(error)}), settings
+
+    return run
+
+
+@checked
+def generate(worker: Worker, visitor: str, values: tuple, settings: Settings) -> Iterator[tuple[dict, Any]]:
     """Decode the baseline, then the method, each alone; yields (stage value, settings)."""
-    try:
-        settings = params.from_page(*values)
-    except SettingsError as error:
-        yield refusal(error), None
-        return
     yield from _play(worker, Job(visitor, [settings.baseline(), settings]), values, settings)
 
 
-def again(worker: Worker, visitor: str, values: tuple) -> Iterator[tuple[dict, Any]]:
-    """Decode the method again after a knob moved, beside the kept baseline; nothing where there is none."""
-    try:
-        settings = params.from_page(*values)
-    except SettingsError as error:
-        yield refusal(error), None
+@checked
+def again(worker: Worker, visitor: str, values: tuple, settings: Settings) -> Iterator[tuple[dict, Any]]:
+    """Decode the method again after a knob moved, beside the kept baseline; where none is kept, say what to press."""
+    if worker.adopt(visitor, settings):
         return
-    if worker.adopt(visitor, settings) or params.baseline_key(settings) not in worker.baselines:
+    if params.baseline_key(settings) not in worker.baselines:
+        yield aside(hint="Press Generate to paint with these settings."), settings
         return
     yield from _play(worker, Job(visitor, [settings.baseline(), settings], keep=True), values, settings)
 
 
-def measure(worker: Worker, visitor: str, values: tuple) -> Iterator[tuple[dict, Any]]:
+@checked
+def measure(worker: Worker, visitor: str, values: tuple, settings: Settings) -> Iterator[tuple[dict, Any]]:
     """Measure pairs of baseline and method in one interleaved run; the lanes stay as they are."""
-    try:
-        settings = params.from_page(*values)
-    except SettingsError as error:
-        yield refusal(error), None
-        return
     job = Job(visitor, [settings.baseline(), settings], pairs=PAIRS)
+    worker.submit(job)
     value = {"serial": next(_serial), "typed": list(values[:2]), "measuring": {"done": 0, "total": 2 * PAIRS}}
-    try:
-        worker.submit(job)
-    except Busy as error:
-        yield refusal(error), settings
-        return
     yield value, settings
     for event in events(worker, job):
         match event:
             case ("progress", progress):
                 value["measuring"] = {"done": progress.done, "total": progress.total}
             case ("pairs", result):
-                value |= {"measuring": None, "pairs": stage.pairs(result, job.settings)}
+                value |= {"measuring": None, "pairs": stage.pairs(result, settings, worker.about)}
             case ("stopped", _):
                 value |= {"measuring": None, "note": "Stopped, so nothing was measured"}
             case ("error", text):
@@ -65,18 +69,14 @@ def measure(worker: Worker, visitor: str, values: tuple) -> Iterator[tuple[dict,
             yield value, settings
 
 
-def refusal(error: Exception) -> dict[str, Any]:
-    """A stage value that says what is wrong and leaves the lanes as they are."""
-    return {"serial": next(_serial), "error": {"field": getattr(error, "field", ""), "text": str(error)}}
+def aside(error: dict[str, str] | None = None, hint: str = "") -> dict[str, Any]:
+    """A stage value beside the run on view: it says what is wrong, or what to do, and ends or hides nothing."""
+    return {"refused": next(_refused), "error": error, "hint": hint}
 
 
-def _play(worker: Worker, job: Job, values: tuple, settings: Any) -> Iterator[tuple[dict, Any]]:
+def _play(worker: Worker, job: Job, values: tuple, settings: Settings) -> Iterator[tuple[dict, Any]]:
     """Submit a race and fold its events, at most PAINTS values a second and always the last."""
-    try:
-        worker.submit(job)
-    except Busy as error:
-        yield refusal(error), settings
-        return
+    worker.submit(job)
     lanes = [stage.new_lane(each.method, "waiting") for each in job.settings]
     value = stage.stage("running", lanes, serial=next(_serial), typed=list(values[:2]), seed=settings.seed)
     began, shown = time.monotonic(), 0.0
@@ -128,11 +128,10 @@ def fold(value: dict, traces: list, event: tuple) -> None:
 
 def _wait_note(worker: Worker, job: Job, value: dict, began: float) -> None:
     """Say what a run waits for, with a number."""
-    ahead = worker.ahead(job)
+    ahead, state, note = worker.ahead(job), "running", ""
     if worker.pipe is None and worker.failure is None:
-        value |= {
-            "state": "loading",
-            "note": f"Loading the model{worker.size}, {time.monotonic() - began:.0f} s. First time only.",
-        }
+        state = "loading"
+        note = f"Loading the model{worker.size}, {time.monotonic() - began:.0f} s. First time only."
     elif ahead:
-        value["note"] = f"Waiting for the worker: {ahead} {'run' if ahead == 1 else 'runs'} ahead of this one."
+        note = f"Waiting for the worker: {ahead} {'run' if ahead == 1 else 'runs'} ahead of this one."
+    value |= {"state": state, "note": note}

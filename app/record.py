@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from app import stage
+from app import params, stage
 from lanternpp.trace import Trace
 
 FOLDER = Path(__file__).resolve().parent.parent / "assets" / "recorded"
@@ -36,6 +36,10 @@ class Recorded:
         pairs = zip(self.traces, self.images, strict=True)
         return {trace.run_id: SimpleNamespace(images=[image], trace=trace) for trace, image in pairs}
 
+    def page(self) -> dict[str, Any]:
+        """The page's values at which the method's run was made."""
+        return params.of_run(self.traces[1].header) | {"prompt": self.prompt, "style": self.style}
+
     def thumbnail(self) -> str:
         """The method's picture, small enough for a chip."""
         return stage.data_url(self.images[1].resize((56, 56), Image.Resampling.LANCZOS))
@@ -51,7 +55,7 @@ class Recorded:
             recorded=True,
             typed=[self.prompt, self.style],
             speedup=stage.speedup(*self.traces[:2]),
-            pairs=self.pairs,
+            pairs=self.pairs and self.pairs | {"recorded": True},
             grid=self.traces[0].header["grid"],
             model=stage.model_line(self.traces[0].header),
         )
@@ -87,7 +91,10 @@ def load_all(folder: Path = FOLDER) -> list[Recorded]:
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(load(path))
+            each = load(path)
+            params.from_page(*(params.opening({}) | each.page()).values())
+            json.dumps([each.stage(), each.thumbnail(), list(each.outputs())])  # all that the page will ask of it
+            found.append(each)
         except Exception as error:  # a damaged file must not keep the page from opening
             log.warning("the recorded run %s could not be read: %s", path.name, error)
     return sorted(found, key=lambda each: each.pairs is None)

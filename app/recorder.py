@@ -34,7 +34,7 @@ def main() -> None:
         outputs = [run(pipe.stream(each)) for each in settings + exact]
         pairs = None
         if args.pairs and not number:
-            pairs = stage.pairs(run(compare(pipe, settings, args.pairs)), settings)
+            pairs = stage.pairs(run(compare(pipe, settings, args.pairs)), method, pipe.describe())
         name = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-") + f"-{args.seed}"
         print(save(args.out, name, prompt, args.style, outputs, pairs))
 

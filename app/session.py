@@ -6,7 +6,7 @@ import queue
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.params import baseline_key
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 WAITING = 16  # jobs that may wait; above, a visitor is told to come back
 KEPT_RUNS = 96  # finished runs, for downloads and figures
+KEPT_EVENTS = 12_000  # of all finished runs together: those of a wide tree hold some 20 kB each
 KEPT_BASELINES = 32
 
 
@@ -40,16 +41,16 @@ class Job:
 
 
 class Bounded(OrderedDict):
-    """A dict that forgets what was not used for longest."""
+    """A dict that forgets what was not used for longest, above a size or a total weight; the newest always stays."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, most: float = 0, weigh: Callable[[Any], float] = lambda value: 0):
         super().__init__()
-        self.size = size
+        self.size, self.most, self.weigh = size, most, weigh
 
     def __setitem__(self, key, value):
         super().__setitem__(key, value)
         self.move_to_end(key)
-        while len(self) > self.size:
+        while len(self) > self.size or (len(self) > 1 and sum(map(self.weigh, self.values())) > self.most):
             self.popitem(last=False)
 
 
@@ -66,9 +67,10 @@ class Worker:
         self.pipe: Any = None
         self.about: dict[str, Any] = {}
         self.failure: str | None = None
-        self.runs = Bounded(KEPT_RUNS)
+        self.runs = Bounded(KEPT_RUNS, KEPT_EVENTS, lambda output: len(output.trace.events))
         self.recorded: dict[str, Any] = {}
-        self._atlas: str | None = None
+        self.atlas: str | None = None  # every code decoded alone, as a data URL
+        self._warm: set[tuple] = set()
         self.baselines = Bounded(KEPT_BASELINES)
         self._thread = threading.Thread(target=self._work, name="decoder", daemon=True)
 
@@ -80,10 +82,12 @@ class Worker:
     def submit(self, job: Job, replace: bool = True) -> None:
         """Queue a job; by default it replaces what the same visitor still has waiting or running."""
         with self._lock:
+            if sum(not (replace and other.visitor == job.visitor) for other in self._jobs) >= WAITING:
+                raise Busy("Too many runs are waiting already; try again in a minute.")
             if replace:
                 self._cancel(job.visitor, replaced=True)
-            if len(self._jobs) >= WAITING:
-                raise Busy("Too many runs are waiting already; try again in a minute.")
+            # A new visitor stands behind all who were served before it came, so that no stream of new ones passes them.
+            self._served.setdefault(job.visitor, max(self._served.values(), default=0))
             self._jobs.append(job)
             self._lock.notify()
 
@@ -109,22 +113,18 @@ class Worker:
         return False
 
     def ahead(self, job: Job) -> int:
-        """How many jobs come before this one."""
+        """How many jobs come before this one, as the turns are now."""
         with self._lock:
-            return self._jobs.index(job) + (self.running is not None) if job in self._jobs else 0
+            return list(self._turns()).index(job) + (self.running is not None) if job in self._jobs else 0
 
     def output(self, run: str) -> Any:
         """A finished or recorded run by its id; None where it is not kept."""
         return self.runs.get(run) or self.recorded.get(run)
 
-    def atlas(self) -> str | None:
-        """Every code decoded alone, as a data URL; nothing before the model is there."""
-        return self._atlas
-
     def _cancel(self, visitor: str, replaced: bool = False) -> None:
         for job in (self.running, *list(self._jobs)):
             if job and job.visitor == visitor:
-                job.replaced = replaced
+                job.replaced |= replaced
                 self._end(job)
 
     def _end(self, job: Job) -> None:
@@ -134,10 +134,19 @@ class Worker:
             job.events.put(("stopped", 0))
             job.events.put(("end",))
 
+    def _turns(self) -> Iterator[Job]:
+        """The waiting jobs in the order in which they will run; the lock is held."""
+        jobs, served = list(self._jobs), dict(self._served)
+        while jobs:
+            job = min(jobs, key=lambda job: served.get(job.visitor, 0))
+            jobs.remove(job)
+            served[job.visitor] = job.number
+            yield job
+
     def _next(self) -> Job:
         with self._lock:
             self._lock.wait_for(lambda: self._jobs)
-            job = min(self._jobs, key=lambda job: self._served.get(job.visitor, 0))
+            job = next(self._turns())
             self._jobs.remove(job)
             self._served[job.visitor] = job.number
             if len(self._served) > 4 * WAITING:  # only the order of those who wait matters
@@ -171,8 +180,8 @@ class Worker:
         if self.pipe is None:
             try:
                 pipe = self._load()
-                self._atlas = data_url(pipe.atlas())
-                self._warm_up(pipe)
+                self.atlas = data_url(pipe.atlas())
+                self._prepare(pipe)
                 self.about = pipe.describe()
                 self.pipe, self.failure = pipe, None
             except Exception as error:
@@ -180,14 +189,26 @@ class Worker:
                 self.failure = f"The model could not be loaded: {one_line(error)}"
         return self.pipe is not None
 
-    def _warm_up(self, pipe: Any) -> None:
-        """A few steps of both lanes: what only a first run pays is no part of a measurement."""
-        settings = Settings.checked(prompt="warm up")
-        for each in (settings.baseline(), settings):
-            stream = pipe.stream(each)
-            for _ in itertools.islice(stream, 3):
-                pass
-            stream.close()
+    def _prepare(self, pipe: Any) -> None:
+        """What only a first run pays is no part of a measurement: pixels, the neighbours' table, both lanes' steps."""
+        self._warm.clear()
+        pipe.decode_pixels([0])
+        settings = pipe.check(prompt="warm up")
+        self._warm_up(pipe, settings.baseline())
+        if pipe.bundle.drafter is not None:  # without one only the baseline can be decoded
+            _ = pipe.neighbours
+            self._warm_up(pipe, settings)
+
+    def _warm_up(self, pipe: Any, settings: Settings) -> None:
+        """A few untimed steps where the tree or the number of CFG rows is new."""
+        kind = (settings.tree.parents, settings.cfg_scale != 1)
+        if kind in self._warm:
+            return
+        stream = pipe.stream(replace(settings, prompt="warm up"))
+        for _ in itertools.islice(stream, 3):
+            pass
+        stream.close()
+        self._warm.add(kind)
 
     def _race(self, job: Job) -> None:
         for lane in range(len(job.settings)):
@@ -204,24 +225,25 @@ class Worker:
 
     def _decode(self, job: Job, lane: int, settings: Settings) -> Any:
         """Decode one picture, step by step into the job's queue."""
-        stream = Stoppable(self.pipe, job).stream(settings)
-        while True:
-            try:
-                job.events.put(("step", lane, next(stream)))
-            except StopIteration as end:
-                return end.value
+        pipe = Stoppable(self.pipe, job)
+        self._warm_up(pipe, settings)
+        return follow(job, pipe.stream(settings), "step", lane)
 
     def _measure(self, job: Job) -> None:
         # imported by the worker: the page must not wait for it
         from lanternpp.bench import compare
 
-        progress = compare(Stoppable(self.pipe, job), job.settings, job.pairs)
-        while True:
-            try:
-                job.events.put(("progress", next(progress)))
-            except StopIteration as end:
-                job.events.put(("pairs", end.value))
-                return
+        result = follow(job, compare(Stoppable(self.pipe, job), job.settings, job.pairs), "progress")
+        job.events.put(("pairs", result))
+
+
+def follow(job: Job, stream: Iterator[Any], *kind: Any) -> Any:
+    """Put all that a stream yields into the job's queue as events of a kind; returns the stream's value."""
+    while True:
+        try:
+            job.events.put((*kind, next(stream)))
+        except StopIteration as end:
+            return end.value
 
 
 class Stopped(Exception):
@@ -234,6 +256,10 @@ class Stoppable:
 
     pipe: Any
     job: Job
+
+    def decode_pixels(self, tokens: list[int]) -> Any:
+        """The pipeline's own."""
+        return self.pipe.decode_pixels(tokens)
 
     def stream(self, settings: Settings) -> Iterator[Any]:
         """The pipeline's stream; raises Stopped between two steps."""

@@ -2,10 +2,12 @@
 
 import base64
 import io
+import json
 from typing import Any
 
 from PIL import Image
 
+from app import params
 from lanternpp.settings import Settings
 from lanternpp.trace import Trace
 
@@ -19,29 +21,36 @@ NAMES = {
 TESTED = {"a": "strict", "x": "pooled", "r": "rejected"}
 
 
-def number(value: float) -> str:
-    """A knob's value as people write it."""
-    return f"{value:g}"
-
-
 def describe(settings: dict[str, Any]) -> str:
     """One run's method and bound in a line, such as "LANTERN++, k = 10, λ = 3"."""
     method = settings["method"]
     parts = [NAMES[method]]
     if method not in ("ar", "exact"):
-        parts += [f"k = {settings['k']}", f"{'δ' if method == 'lantern' else 'λ'} = {number(settings['bound'])}"]
+        parts += [f"k = {settings['k']}", f"{'δ' if method == 'lantern' else 'λ'} = {settings['bound']:g}"]
     if method == "annealed":
-        parts += [f"γ = {number(settings['gamma'])}"]
+        parts += [f"γ = {settings['gamma']:g}"]
     return ", ".join(parts)
 
 
-def new_lane(method: str, state: str = "empty", note: str = "") -> dict[str, Any]:
+def key(settings: dict[str, Any]) -> str:
+    """All that determines a run, as text: what its rule does not read is no part of it."""
+    used = params.uses(settings["method"])
+    names = [
+        *params.SAMPLING,
+        "method",
+        *(["k", "bound", "order"] if used else []),
+        *(["gamma"] if "gamma" in used else []),
+    ]
+    return json.dumps([settings["tree"]["parents"], *(settings[name] for name in names)])
+
+
+def new_lane(method: str, state: str = "empty") -> dict[str, Any]:
     """A lane in which nothing is painted yet."""
     return {
         "method": method,
         "name": NAMES[method],
         "state": state,
-        "note": note,
+        "note": "",
         "tokens": [],
         "counts": [],
         "ends": [],
@@ -56,17 +65,17 @@ def add_step(lane: dict[str, Any], event: Any) -> None:
     lane["ends"].append(round(event.seconds, 4))
 
 
-def finish(lane: dict[str, Any], trace: Trace, image: Image.Image, kept: bool = False) -> None:
+def finish(lane: dict[str, Any], trace: Trace, image: Image.Image) -> None:
     """Put a finished run's measured numbers and decoded picture into its lane."""
     lane |= {
         "state": "done",
         "note": "",
         "run": trace.run_id,
-        "kept": kept,
         "label": describe(trace.header),
+        "tree": trace.header["tree"]["name"],
+        "key": key(trace.header),
         "image": data_url(image),
         "summary": figures(trace),
-        "grid": trace.header["grid"],
         "tested": tested(trace),
         "endings": "".join(event.ending[0] for event in trace.events),
         "settings": {name: trace.header[name] for name in ("method", "k", "bound", "gamma", "temperature", "seed")},
@@ -146,9 +155,9 @@ def stage(state: str, lanes: list[dict], **more: Any) -> dict[str, Any]:
     return {"state": state, "lanes": lanes, "note": "", "speedup": None, "pairs": None, "error": None, **more}
 
 
-def empty_stage(method: str = "lanternpp") -> dict[str, Any]:
+def empty_stage() -> dict[str, Any]:
     """Nothing has run, nothing is recorded."""
-    return stage("empty", [new_lane("ar"), new_lane(method)], serial=0)
+    return stage("empty", [new_lane("ar"), new_lane("lanternpp")], serial=0)
 
 
 def data_url(image: Image.Image) -> str:
@@ -158,7 +167,11 @@ def data_url(image: Image.Image) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def pairs(result: dict[str, Any], settings: list[Settings]) -> dict[str, Any]:
-    """Median and quartiles of the measured pairs' speedups, from bench.compare's table."""
-    row = result[settings[1].method]
-    return {"n": row["n"], **row["speedup"], "label": describe(vars(settings[1]))}
+def pairs(result: dict[str, Any], settings: Settings, about: dict[str, Any]) -> dict[str, Any]:
+    """Median and quartiles of a method's measured speedups, from bench.compare's table, and where they were measured.
+
+    `about` is what the pipeline says of itself; its key is that of a run, whose top-k is at most the model's codes.
+    """
+    row = result[settings.method]
+    run = settings.to_dict() | {"top_k": min(settings.top_k, about["codes"])}
+    return {"n": row["n"], **row["speedup"], "key": key(run), "facts": hardware(about), "recorded": False}

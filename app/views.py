@@ -22,7 +22,7 @@ def race_view(demo: gr.Blocks, worker: Worker, recordings: list[record.Recorded]
     recorded = recordings[0] if recordings else None
     opening = params.opening(about["defaults"])
     if recorded:
-        opening |= params.of_run(recorded.traces[1].header) | {"prompt": recorded.prompt, "style": recorded.style}
+        opening |= recorded.page()
     thumbnails = {each.prompt: each.thumbnail() for each in recordings}
 
     with gr.Row(elem_id="layout"):
@@ -81,7 +81,7 @@ def race_view(demo: gr.Blocks, worker: Worker, recordings: list[record.Recorded]
     gr.on([knob.change for name, knob in knobs.items() if name != "k"], **client, inputs=inputs, js=follow)
 
     def from_link(request: gr.Request) -> list:
-        found = params.from_query(dict(request.query_params)) if request else {}
+        found = params.from_query(dict(request.query_params), about.get("codes")) if request else {}
         return [found.get(name, gr.skip()) for name in params.PAGE]
 
     opened = demo.load(from_link, None, inputs, queue=False, show_progress="hidden", api_visibility="private")

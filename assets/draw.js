@@ -1,5 +1,5 @@
 /* Drawing code shared by the components: plain functions of data, no framework.
-   Tools, colour maps, canvases, the painting, maps over a picture, time tracks, draft trees, method marks. */
+   Tools, colour maps, canvases, the painting, maps over a picture, time tracks, method marks. */
 'use strict';
 const Lantern = {};
 
@@ -290,54 +290,6 @@ const head = (context, x, height, rowHeight, bar, rows) => {
   context.beginPath();
   context.moveTo(x - 5, 1); context.lineTo(x + 5, 1); context.lineTo(x, 8);
   context.fill();
-};
-
-/* ---- draft trees: tidy layout by contours, depth to the right so that it reads like the painting ---- */
-Lantern.layout = parents => {
-  const children = parents.map(() => []), depth = [0];
-  parents.forEach((parent, node) => { if (parent >= 0) { children[parent].push(node); depth[node] = depth[parent] + 1; } });
-  const offset = Array(parents.length).fill(0), contour = [];
-  for (let node = parents.length - 1; node >= 0; node--) {        // children stand after their parents
-    const below = [];
-    children[node].forEach(child => {
-      const mine = contour[child];
-      let shift = 0;
-      mine.top.forEach((top, d) => { if (below[d] !== undefined) shift = Math.max(shift, below[d] + 1 - top); });
-      offset[child] = shift;
-      mine.top.forEach((_, d) => { below[d] = mine.bottom[d] + shift; });
-    });
-    const own = children[node];
-    const middle = own.length ? (offset[own[0]] + offset[own.at(-1)]) / 2 : 0;
-    own.forEach(child => { offset[child] -= middle; });
-    const top = [0], bottom = [0];
-    own.forEach(child => contour[child].top.forEach((value, d) => {
-      const high = value + offset[child], low = contour[child].bottom[d] + offset[child];
-      if (top[d + 1] === undefined || high < top[d + 1]) top[d + 1] = high;
-      if (bottom[d + 1] === undefined || low > bottom[d + 1]) bottom[d + 1] = low;
-    }));
-    contour[node] = { top, bottom };
-  }
-  const y = [0];
-  for (let node = 1; node < parents.length; node++) y[node] = y[parents[node]] + offset[node];
-  const low = Math.min(...y), high = Math.max(...y);
-  return { y: y.map(value => value - low), rows: high - low + 1, depth, levels: Math.max(...depth) };
-};
-Lantern.treeDrawing = (parents, width, height) => {
-  const tree = Lantern.layout(parents);
-  const X = d => 7 + d * (width - 14) / Math.max(1, tree.levels);
-  const Y = v => (tree.rows > 1 ? 6 + v * (height - 12) / (tree.rows - 1) : height / 2);
-  const radius = Lantern.clamp(height / tree.rows / 2.6, 1.6, 3);
-  let edges = '', nodes = '';
-  parents.forEach((parent, i) => {
-    const x = X(tree.depth[i]), y = Y(tree.y[i]);
-    if (parent >= 0) {
-      const px = X(tree.depth[parent]), py = Y(tree.y[parent]), mid = (px + x) / 2;
-      edges += `<path d="M${px.toFixed(1)} ${py.toFixed(1)}C${mid.toFixed(1)} ${py.toFixed(1)} ${mid.toFixed(1)} ${y.toFixed(1)} ${x.toFixed(1)} ${y.toFixed(1)}"/>`;
-    }
-    nodes += `<circle cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="${i ? radius : 4.5}"/>`;
-  });
-  return `<svg viewBox="0 0 ${width} ${height}" role="img" aria-label="${parents.length - 1} drafted tokens, depth ${tree.levels}">`
-    + `<g fill="none" stroke="var(--line-2)" stroke-width="1.2">${edges}</g><g fill="var(--ink-2)">${nodes}</g></svg>`;
 };
 
 Lantern.icons = {

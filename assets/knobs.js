@@ -1,4 +1,4 @@
-/* The rail: the stop slider of k, the tree preview, what the bound means, chips, errors beside their field. */
+/* The rail: the stop slider of k, draft trees, what the bound means, chips, errors beside their field. */
 
 /* Values of the page's knobs, as the last change left them; previews follow at once, a decode follows when they rest. */
 Lantern.knobs = { method: 'lanternpp' };
@@ -6,7 +6,13 @@ Lantern.REST = 350;                                              // milliseconds
 let acted = 0, held = false, rest = 0;
 for (const type of ['pointerdown', 'keydown', 'wheel']) addEventListener(type, () => { acted = Date.now(); }, { capture: true, passive: true });
 addEventListener('pointerdown', () => { held = true; }, true);
-for (const type of ['pointerup', 'pointercancel', 'blur']) addEventListener(type, () => { held = false; acted = Date.now(); }, true);
+for (const type of ['pointerup', 'pointercancel', 'blur']) {
+  addEventListener(type, event => {                              // of blur, that of the window: a field's says nothing
+    if (type === 'blur' && event.target !== window) return;
+    held = false;
+    acted = Date.now();
+  }, true);
+}
 
 const DECODED_AGAIN = ['method', 'tree', 'branching', 'k', 'lam', 'delta', 'gamma', 'order'];
 Lantern.turn = (names, values) => {
@@ -58,6 +64,54 @@ Lantern.stopSlider = (element, props, watch, { label, help, stops }) => {
   watch('value', () => { show(); Lantern.turn(['k'], [props.value]); });
   show();
   Lantern.turn(['k'], [props.value]);
+};
+
+/* ---- draft trees: tidy layout by contours, depth to the right so that it reads like the painting ---- */
+Lantern.layout = parents => {
+  const children = parents.map(() => []), depth = [0];
+  parents.forEach((parent, node) => { if (parent >= 0) { children[parent].push(node); depth[node] = depth[parent] + 1; } });
+  const offset = Array(parents.length).fill(0), contour = [];
+  for (let node = parents.length - 1; node >= 0; node--) {        // children stand after their parents
+    const below = [];
+    children[node].forEach(child => {
+      const mine = contour[child];
+      let shift = 0;
+      mine.top.forEach((top, d) => { if (below[d] !== undefined) shift = Math.max(shift, below[d] + 1 - top); });
+      offset[child] = shift;
+      mine.top.forEach((_, d) => { below[d] = mine.bottom[d] + shift; });
+    });
+    const own = children[node];
+    const middle = own.length ? (offset[own[0]] + offset[own.at(-1)]) / 2 : 0;
+    own.forEach(child => { offset[child] -= middle; });
+    const top = [0], bottom = [0];
+    own.forEach(child => contour[child].top.forEach((value, d) => {
+      const high = value + offset[child], low = contour[child].bottom[d] + offset[child];
+      if (top[d + 1] === undefined || high < top[d + 1]) top[d + 1] = high;
+      if (bottom[d + 1] === undefined || low > bottom[d + 1]) bottom[d + 1] = low;
+    }));
+    contour[node] = { top, bottom };
+  }
+  const y = [0];
+  for (let node = 1; node < parents.length; node++) y[node] = y[parents[node]] + offset[node];
+  const low = Math.min(...y), high = Math.max(...y);
+  return { y: y.map(value => value - low), rows: high - low + 1, depth, levels: Math.max(...depth) };
+};
+Lantern.treeDrawing = (parents, width, height) => {
+  const tree = Lantern.layout(parents);
+  const X = d => 7 + d * (width - 14) / Math.max(1, tree.levels);
+  const Y = v => (tree.rows > 1 ? 6 + v * (height - 12) / (tree.rows - 1) : height / 2);
+  const radius = Lantern.clamp(height / tree.rows / 2.6, 1.6, 3);
+  let edges = '', nodes = '';
+  parents.forEach((parent, i) => {
+    const x = X(tree.depth[i]), y = Y(tree.y[i]);
+    if (parent >= 0) {
+      const px = X(tree.depth[parent]), py = Y(tree.y[parent]), mid = (px + x) / 2;
+      edges += `<path d="M${px.toFixed(1)} ${py.toFixed(1)}C${mid.toFixed(1)} ${py.toFixed(1)} ${mid.toFixed(1)} ${y.toFixed(1)} ${x.toFixed(1)} ${y.toFixed(1)}"/>`;
+    }
+    nodes += `<circle cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="${i ? radius : 4.5}"/>`;
+  });
+  return `<svg viewBox="0 0 ${width} ${height}" role="img" aria-label="${parents.length - 1} drafted tokens, depth ${tree.levels}">`
+    + `<g fill="none" stroke="var(--line-2)" stroke-width="1.2">${edges}</g><g fill="var(--ink-2)">${nodes}</g></svg>`;
 };
 
 /* ---- the draft tree, at once ---- */
@@ -199,4 +253,22 @@ Lantern.header = (element, text) => {
     catch { history.replaceState(null, '', link); label.textContent = 'In the address bar'; }
     setTimeout(() => { label.textContent = 'Copy link'; }, 2000);
   });
+};
+
+/* A row of buttons of which one is pressed. */
+Lantern.segments = (element, labels, current, name, choose) => {
+  element.className = 'seg';
+  element.setAttribute('role', 'group');
+  element.setAttribute('aria-label', name);
+  const buttons = labels.map(label => {
+    const button = Lantern.make('button', '', label);
+    button.type = 'button';
+    button.setAttribute('aria-pressed', label === current);
+    button.addEventListener('click', () => {
+      buttons.forEach(other => other.setAttribute('aria-pressed', other === button));
+      choose(label);
+    });
+    return button;
+  });
+  element.replaceChildren(...buttons);
 };

@@ -10,7 +10,7 @@ Lantern.maps = element => {
   const read = ({ lane, picture, typed, grid, recorded }) => {
     const line = Lantern.timeline(lane), lengths = [], steps = [];
     lane.counts.forEach((count, step) => { for (let i = 0; i < count; i++) { lengths.push(count); steps.push(step); } });
-    const title = `${lane.label}${recorded ? ', recorded' : ''} · ${typed[0]}, seed ${lane.settings.seed}`;
+    const title = `${lane.label}${lane.method === 'ar' ? '' : `, tree ${lane.tree}`}${recorded ? ', recorded' : ''} · ${typed[0]}, seed ${lane.settings.seed}`;
     return { id: lane.run, lane, picture, line, lengths, steps, grid, title };
   };
   const add = finished => {
@@ -141,7 +141,7 @@ Lantern.maps = element => {
     part('histogram-legend').replaceChildren(...chosen.map((run, i) => {
       const line = document.createElement('span');
       line.innerHTML = same() && !i ? `<svg viewBox="0 0 14 14"><rect width="14" height="14" fill="url(#hatched)"/></svg>` : Lantern.mark(run.lane.method);
-      line.append(`${run.lane.label}: ${run.lane.summary.steps} steps, mean ${run.lane.summary.accepted_length.toFixed(2)}`);
+      line.append(`${run.lane.label}${run.lane.method === 'ar' ? '' : `, tree ${run.lane.tree}`}: ${run.lane.summary.steps} steps, mean ${run.lane.summary.accepted_length.toFixed(2)}`);
       return line;
     }));
   };
@@ -178,13 +178,14 @@ Lantern.downloads = (element, server) => {
     traces: async () => { for (const lane of lanes()) text(`${stem(lane)}.json`, kept(await server.trace(lane.run))); },
     figure: async () => save('accepted-length.png', kept(await server.figure(Lantern.chosenRuns))),
   };
+  const GONE = { figure: 'No maps now: a run is being decoded, or one of these two is no longer kept.' };
   const buttons = [...element.querySelectorAll('button')];
   buttons.forEach(button => {
     button.insertAdjacentHTML('afterbegin', Lantern.icons.down);
     button.addEventListener('click', async () => {
       button.disabled = true;
       try { await actions[button.dataset.action](); word.textContent = ''; }
-      catch { word.textContent = 'That run is no longer kept; run it again.'; }
+      catch { word.textContent = GONE[button.dataset.action] || 'That run is no longer kept; run it again.'; }
       button.disabled = !lanes().length;
     });
   });

@@ -4,14 +4,17 @@ Lantern.stage = (element, props, watch, trigger, server) => {
   const part = name => element.querySelector(`[data-part="${name}"]`);
   const figures = [...element.querySelectorAll('.lane')];
   const grid = () => run.grid || 16;
-  let run = props.value, typed = null, t = 0, playing = false, rate = 1, last = 0, atlas = null, announced = '';
+  let run = props.value, typed = null, t = 0, playing = false, rate = 1, last = 0, atlas = null, announced = '', refused = 0;
   const painters = figures.map(() => ({ canvas: null, done: 0, picture: null, source: '' }));
 
-  /* ---- the value: partial ones (an error, a measurement) leave the lanes as they are; late ones of an old run are dropped ---- */
+  /* ---- the value: partial ones (a measurement) leave the lanes as they are; late ones of an old run are dropped.
+     What is refused has no serial of its own: it stands beside the run on view until another one begins. ---- */
   const apply = value => {
-    if (!value || value.serial < run.serial) return;
-    const before = run;
-    run = value.lanes ? value : { ...run, error: null, ...value };
+    if (!value || value.serial < run.serial || value.refused <= refused) return;
+    refused = value.refused || refused;
+    const before = run, same = value.serial === before.serial;
+    run = value.lanes ? { ...value, hint: same ? before.hint : '' } : { ...run, ...value };
+    run.error = value.error || (same ? before.error : null);
     if (value.lanes && value.serial !== before.serial) {
       painters.forEach(painter => Object.assign(painter, { canvas: null, done: 0, picture: null, source: '' }));
       playing = false;
@@ -39,9 +42,12 @@ Lantern.stage = (element, props, watch, trigger, server) => {
   };
   const loadPicture = async (lane, painter) => {
     if (!lane.image || painter.source === lane.image) return;
+    const shown = run;
     painter.source = lane.image;
-    painter.picture = await Lantern.image(lane.image);
-    Lantern.emit('finished', { lane, picture: painter.picture, typed: run.typed, grid: grid(), recorded: !!run.recorded });
+    const loaded = await Lantern.image(lane.image);
+    if (painter.source !== lane.image) return;                   // another run has taken its place meanwhile
+    painter.picture = loaded;
+    Lantern.emit('finished', { lane, picture: loaded, typed: shown.typed, grid: shown.grid || 16, recorded: !!shown.recorded });
     draw();
   };
 
@@ -61,10 +67,10 @@ Lantern.stage = (element, props, watch, trigger, server) => {
       painter.canvas = document.createElement('canvas');
       painter.canvas.width = painter.canvas.height = grid() * 8;
     }
-    const context = painter.canvas.getContext('2d');
+    const context = painter.canvas.getContext('2d'), row = atlas.width / 8;    // codes a row of the atlas
     for (; painter.done < lane.tokens.length; painter.done++) {
       const code = lane.tokens[painter.done];
-      context.drawImage(atlas, (code % 64) * 8, Math.floor(code / 64) * 8, 8, 8,
+      context.drawImage(atlas, (code % row) * 8, Math.floor(code / row) * 8, 8, 8,
         (painter.done % grid()) * 8, Math.floor(painter.done / grid()) * 8, 8, 8);
     }
     return painter.canvas;
@@ -122,7 +128,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     }
   };
   /* measured pairs stand for the settings that they were measured at, and for no others */
-  const pairsOf = lane => (run.pairs && run.pairs.label === lane.label ? run.pairs : null);
+  const pairsOf = lane => (run.pairs && run.pairs.key === lane.key ? run.pairs : null);
   const score = () => {
     const [base, lane] = run.lanes, pairs = pairsOf(lane), now = state(), hero = part('hero');
     const running = run.lanes.find(each => each.state === 'running');
@@ -130,13 +136,14 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     hero.classList.toggle('wait', !measured);
     Lantern.fill(hero, measured ? (pairs ? pairs.median : run.speedup).toFixed(2)
       : now === 'running' && running ? `${(running.ends.at(-1) || 0).toFixed(2)} s` : '–', measured ? Lantern.make('span', '', '×') : '');
-    Lantern.say(part('hero-cap'), measured ? `Measured speedup${run.recorded ? ', recorded run' : ''}`
+    Lantern.say(part('hero-cap'), measured ? `Measured speedup${(pairs || run).recorded ? ', recorded run' : ''}`
       : { loading: 'Loading the model', stopped: 'Stopped, so nothing was measured', failed: 'Nothing was measured' }[now]
       || (now === 'running' ? (running ? `${running.name} so far` : 'Waiting') : 'Speedup'));
-    const where = lane.facts || base.facts || [], facts = [];
+    const where = (pairs || lane).facts || [], facts = [];
     if (measured) {
-      facts.push(pairs ? 'median of ' : 'one pair, ', Lantern.make('b', '', `n = ${pairs ? pairs.n : 1}`),
-        pairs ? ` pairs, quartiles ${pairs.low.toFixed(2)} to ${pairs.high.toFixed(2)}` : '', document.createElement('br'),
+      facts.push(pairs ? 'median of ' : base.kept ? '' : 'one pair, ', Lantern.make('b', '', `n = ${pairs ? pairs.n : 1}`),
+        pairs ? ` pairs, quartiles ${pairs.low.toFixed(2)} to ${pairs.high.toFixed(2)}`
+          : base.kept ? ', baseline kept from an earlier run' : '', document.createElement('br'),
         Lantern.make('b', '', where[0] || ''), where[1] ? `, ${where[1]}` : '');
     }
     Lantern.fill(part('facts'), ...facts);
@@ -144,7 +151,9 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     Lantern.say(part('measure'), run.measuring ? `Measuring: ${run.measuring.done} of ${run.measuring.total} runs`
       : pairs ? 'Measure 5 pairs again' : 'Measure 5 pairs');
     part('measure').disabled = !!run.measuring;
-    Lantern.say(part('price'), measured && !run.measuring ? run.note || (base.kept ? 'Baseline kept from an earlier run.' : '') : '');
+    const others = measured && run.pairs && !pairs ? `Measured at other settings: ${run.pairs.median.toFixed(2)}×.` : '';
+    const rest = ['done', 'stopped', 'failed'].includes(now) && !run.measuring;
+    Lantern.say(part('price'), rest ? [others, run.hint || (measured ? run.note : '')].filter(Boolean).join(' ') : '');
     table();
   };
   const ROWS = [
@@ -273,28 +282,11 @@ Lantern.stage = (element, props, watch, trigger, server) => {
   watch('value', () => apply(props.value));
   run.lanes.forEach((lane, i) => loadPicture(lane, painters[i]));
   (run.more || []).forEach(async lane => {
-    Lantern.emit('finished', { lane, picture: await Lantern.image(lane.image), typed: run.typed, grid: grid(), recorded: true, extra: true });
+    const { typed: words, grid: side = 16 } = run;
+    Lantern.emit('finished', { lane, picture: await Lantern.image(lane.image), typed: words, grid: side, recorded: true, extra: true });
   });
   if (run.model) Lantern.emit('model', run.model);
   Lantern.emit('shown', run);
   if (done() && !Lantern.still()) play();
   else { t = end(); draw(); }
-};
-
-/* A row of buttons of which one is pressed. */
-Lantern.segments = (element, labels, current, name, choose) => {
-  element.className = 'seg';
-  element.setAttribute('role', 'group');
-  element.setAttribute('aria-label', name);
-  const buttons = labels.map(label => {
-    const button = Lantern.make('button', '', label);
-    button.type = 'button';
-    button.setAttribute('aria-pressed', label === current);
-    button.addEventListener('click', () => {
-      buttons.forEach(other => other.setAttribute('aria-pressed', other === button));
-      choose(label);
-    });
-    return button;
-  });
-  element.replaceChildren(...buttons);
 };

@@ -1,7 +1,7 @@
 """From a prompt to pictures and a trace, in diffusers' manner.
 
     pipe = LanternPipeline.from_pretrained("assets/emoji")
-    output = pipe("a red apple, 3d", method="lanternpp", tree="cpu8", k=100, bound=2.0, seed=7)
+    output = pipe("a red apple, 3d", method="lanternpp", tree="cpu4", k=100, bound=2.0, seed=7)
     output.images[0].save("apple.png"); output.trace.save("apple.json")
 """
 

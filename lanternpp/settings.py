@@ -49,7 +49,7 @@ BOUNDS = {"lantern": _DELTA, "lanternpp": _LAMBDA, "annealed": _LAMBDA}
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in (
     Knob("prompt", "Prompt", "A thing, a style and a background colour, in a few words.", ""),
     Knob("method", "Method", "How drafted tokens are accepted.", "lanternpp", choices=METHODS),
-    Knob("tree", "Draft tree", "Which tokens are drafted before each pass of the target.", "cpu8",
+    Knob("tree", "Draft tree", "Which tokens are drafted before each pass of the target.", "cpu4",
          choices={name: name for name in PRESETS}),
     Knob("k", "k, neighbours that may be pooled", "0 is exact. More neighbours, more mass to pool.", 100, 0,
          MAX_NEIGHBOURS, 1, whole=True),

@@ -180,6 +180,7 @@ def _from_digits(text: str) -> Tree:
 PRESETS: dict[str, Tree] = {
     "root": Tree((-1,)),
     "chain5": Tree.from_branching([1] * 5),
+    "cpu4": Tree.from_branching([4]),
     "cpu8": Tree.from_widths([3, 3, 1, 1]),
     "cpu14": Tree.from_widths([3, 4, 4, 2, 1]),
     "eagle25": _from_digits(_EAGLE_25),

@@ -17,7 +17,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 from serving import serve, toy_pipeline
 
-from app import api, params, plots, race, record, stage
+from app import api, model_facts, params, plots, race, record, stage
 from app.session import WAITING, Bounded, Busy, Job, Worker, events
 from lanternpp.pipeline import LanternPipeline, run
 from lanternpp.settings import KNOBS, Settings
@@ -171,6 +171,14 @@ def test_the_page_checks_what_its_widgets_cannot(served):
     assert "Traceback" not in text and httpx.get(url).status_code == 200
 
 
+def test_half_a_character_breaks_no_answer(served):
+    url, demo = served
+    event, answer = call(url, "generate", json.dumps({"prompt": "fox \ud800", "tree": "2"}))
+    assert event == "complete" or one_sentence(answer["error"]), answer
+    answers = page_call(url, demo, ["fox \ud800", *PAGE[1:]], "u")
+    assert "Traceback" not in json.dumps(answers) and httpx.get(url).status_code == 200
+
+
 def test_two_clients_get_their_own_runs(served):
     url, _ = served
     clients = [Client(url, verbose=False) for _ in range(2)]
@@ -241,6 +249,79 @@ def test_turns_are_fair_and_the_queue_is_bounded():
     assert one_sentence(str(error.value))
 
 
+def test_a_full_queue_refuses_before_it_ends_the_own_run():
+    worker = Worker(toy_pipeline)
+    worker.running = mine = job("me")
+    for number in range(WAITING):
+        worker.submit(job(str(number)))
+    with pytest.raises(Busy):
+        worker.submit(job("me"))
+    assert not mine.cancelled.is_set() and not mine.replaced
+    worker.submit(job("0"))  # takes the place of its own waiting run
+    assert len(worker._jobs) == WAITING
+
+
+def test_new_visitors_do_not_pass_one_who_waits():
+    worker = Worker(toy_pipeline)
+    worker._served = {"long ago": 1, "lately": 9}
+    waiting = [job(name) for name in ("new 1", "lately", "new 2", "long ago", "new 3")]
+    for each in waiting:
+        worker.submit(each)
+    ahead = [worker.ahead(each) for each in waiting]
+    assert [worker._next().visitor for _ in waiting] == ["long ago", "new 1", "lately", "new 2", "new 3"]
+    assert ahead == [1, 2, 3, 0, 4]
+
+
+def test_a_stopped_run_stays_replaced():
+    worker = Worker(toy_pipeline)
+    worker.running = old = job("v")
+    worker.submit(job("v"))
+    worker.cancel("v")
+    assert old.replaced
+
+
+class Watched(LanternPipeline):
+    """Notes what is decoded and how far."""
+
+    def __init__(self, bundle):
+        super().__init__(bundle)
+        self.calls = []
+
+    def decode_pixels(self, tokens):
+        self.calls.append("pixels")
+        return super().decode_pixels(tokens)
+
+    def stream(self, settings):
+        self.calls.append((settings.prompt, settings.method, settings.tree.name))
+        return super().stream(settings)
+
+
+def test_first_run_costs_are_paid_while_loading():
+    pipe = Watched(toy.bundle())
+    worker = Worker(lambda: pipe)
+    assert worker._ensure()
+    tree = KNOBS["tree"].default
+    assert pipe.calls == ["pixels", ("warm up", "ar", "root"), ("warm up", "lanternpp", tree)]
+    assert pipe._neighbours is not None
+    pipe.calls.clear()
+    new = job()
+    worker._race(new)
+    assert pipe.calls == [
+        ("fox", "ar", "root"), "pixels", ("warm up", "exact", "3/6"), ("fox", "exact", "3/6"), "pixels"
+    ]  # fmt: skip
+    steps = [event[0] for event in new.events.queue].count("step")  # those of the warm-up are nobody's
+    assert steps == sum(len(output.trace.events) for output in worker.runs.values())
+
+
+def test_a_model_without_a_drafter_is_warmed_up_too():
+    bundle = toy.bundle()
+    bundle.drafter = None
+    pipe = Watched(bundle)
+    worker = Worker(lambda: pipe)
+    assert worker._ensure(), worker.failure
+    assert [each[1] for each in pipe.calls if each != "pixels"] == ["ar"] and pipe._neighbours is None
+
+
 def test_a_reader_that_goes_away_ends_its_run():
     worker = Worker(lambda: toy_pipeline(0.02)).start()
     left = job()
@@ -260,6 +341,9 @@ def test_measured_pairs_report_progress_and_stop():
     assert values[-1]["pairs"]["n"] == race.PAIRS and values[-1]["measuring"] is None
     pairs = values[-1]["pairs"]
     assert pairs["low"] <= pairs["median"] <= pairs["high"]
+    assert pairs["facts"] == stage.hardware(worker.about) and pairs["recorded"] is False
+    lane = list(race.generate(worker, "v", PAGE))[-1][0]["lanes"][1]
+    assert pairs["key"] == lane["key"]
     slow = Worker(lambda: toy_pipeline(0.05)).start()
     began = time.monotonic()
     values = []
@@ -275,6 +359,12 @@ def test_bounded_forgets_the_oldest():
     for key in "abac":
         kept[key] = 1
     assert list(kept) == ["a", "c"]
+    heavy = Bounded(9, 10, len)
+    for key, value in (("a", "12345"), ("b", "12345"), ("c", "1"), ("d", "123456789012")):
+        heavy[key] = value
+        assert list(heavy)[-1] == key
+        assert sum(map(len, heavy.values())) <= 10 or len(heavy) == 1
+    assert list(heavy) == ["d"]
 
 
 # ---- the race ----
@@ -295,15 +385,56 @@ def test_a_run_folds_into_the_stage(worker):
     assert len(tested["q"]) == len(tested["v"]) > 0 and set(tested["v"]) <= set("axr") and min(tested["d"]) == 1
 
 
+def test_pairs_belong_to_all_settings_that_a_run_reads():
+    def key(**changed):
+        raw = {"prompt": "fox", "tree": "3,2", "k": 9, "gamma": 0.5} | changed
+        return stage.key(Settings.checked(**raw).to_dict())
+
+    changes = [
+        {"tree": "3,3"}, {"tree": {"parents": [-1, 0, 0, 0, 1, 1, 1, 2, 2, 3]}}, {"order": "sequential"}, {"seed": 1},
+        {"prompt": "owl"}, {"cfg_scale": 4}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.5}, {"k": 8}, {"bound": 3},
+        {"method": "annealed"}, {"method": "annealed", "gamma": 0.6}, {"method": "exact"},
+    ]  # fmt: skip
+    assert len({key(), *(key(**change) for change in changes)}) == len(changes) + 1
+    assert key(method="exact") == key(method="exact", k=3, gamma=0.1)
+
+
+def test_what_is_refused_ends_no_run(worker):
+    [(value, _)] = race.generate(worker, "v", ("", *PAGE[1:]))
+    assert "serial" not in value and "lanes" not in value and value["error"]["field"] == "prompt"
+    [(later, _)] = race.measure(worker, "v", ("", *PAGE[1:]))
+    assert later["refused"] > value["refused"]
+
+
+def test_the_page_says_what_a_run_waits_for():
+    worker = SimpleNamespace(pipe=None, failure=None, size="", ahead=lambda job: worker.before, before=2)
+    value = {}
+    race._wait_note(worker, None, value, time.monotonic())
+    assert value["state"] == "loading" and "Loading the model" in value["note"]
+    worker.pipe = object()
+    race._wait_note(worker, None, value, time.monotonic())
+    assert value["state"] == "running" and "2 runs ahead" in value["note"]
+    worker.before = 0
+    race._wait_note(worker, None, value, time.monotonic())
+    assert value == {"state": "running", "note": ""}
+
+
+def pressing_generate_is_asked_for(values) -> bool:
+    [(value, _)] = values
+    return (
+        "Press Generate" in value["hint"] and value["error"] is None and not {"serial", "lanes", "state"} & set(value)
+    )
+
+
 def test_a_moved_knob_keeps_the_baseline(worker):
-    assert list(race.again(worker, "v", PAGE)) == []
+    assert pressing_generate_is_asked_for(race.again(worker, "v", PAGE))
     first = list(race.generate(worker, "v", PAGE))[-1][0]
     moved = [*PAGE[:6], 5.0, *PAGE[7:]]
     second = list(race.again(worker, "v", tuple(moved)))[-1][0]
     assert second["lanes"][0]["run"] == first["lanes"][0]["run"] and second["lanes"][0]["kept"]
     assert second["lanes"][1]["run"] != first["lanes"][1]["run"]
     assert second["lanes"][1]["settings"]["bound"] == 5.0 and second["serial"] > first["serial"]
-    assert list(race.again(worker, "v", ("fox", *PAGE[1:]))) == []
+    assert pressing_generate_is_asked_for(race.again(worker, "v", ("fox", *PAGE[1:])))
 
 
 def test_knobs_may_move_while_the_baseline_runs():
@@ -375,11 +506,44 @@ def test_recorded_runs_come_back(tmp_path, outputs):
     assert value["speedup"] == stage.speedup(*(output.trace for output in outputs))
     (tmp_path / "a-damaged.json").write_text("{")
     record.save(tmp_path, "a-fox", "a fox", "3D", outputs)
-    record.save(
-        tmp_path, "z-fox", "z fox", "3D", outputs, {"n": 5, "median": 2.0, "low": 1.9, "high": 2.1, "label": "x"}
-    )
-    assert [each.name for each in record.load_all(tmp_path)] == ["z-fox", "a-fox", "fox-0"]
+    pairs = {"n": 5, "median": 2.0, "low": 1.9, "high": 2.1, "key": "x", "facts": ["a CPU", ""], "recorded": False}
+    record.save(tmp_path, "z-fox", "z fox", "3D", outputs, pairs)
+    loaded = record.load_all(tmp_path)
+    assert [each.name for each in loaded] == ["z-fox", "a-fox", "fox-0"]
+    assert loaded[0].stage()["pairs"] == pairs | {"recorded": True}
     assert record.load_all(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("harm", ["one lane", "no tree", "no run", "knob", "style", "pairs", "seconds"])
+def test_a_damaged_recorded_run_does_not_stop_the_page(tmp_path, outputs, harm):
+    path = record.save(tmp_path, "fox-0", "fox", "3D", outputs)
+    data = json.loads(path.read_text())
+    match harm:
+        case "one lane":
+            data["lanes"].pop(), data["images"].pop()
+        case "no tree":
+            del data["lanes"][1]["header"]["tree"]
+        case "no run":
+            data["lanes"][1]["run_id"] = ["x"]
+        case "knob":
+            data["lanes"][1]["header"]["cfg_scale"] = "much"
+        case "style":
+            data["style"] = None
+        case "pairs":
+            data["pairs"] = [1]
+        case "seconds":
+            data["lanes"][0]["seconds"] = {}
+    path.write_text(json.dumps(data))
+    assert record.load_all(tmp_path) == []
+
+
+def test_damaged_defaults_do_not_stop_the_page(tmp_path):
+    target = {"grid": 4, "codes": 64}
+    for defaults, name in ((None, "Toy"), ({"top_k": 9}, "Toy"), ([1], None), ({"cfg_scale": "much"}, None)):
+        (tmp_path / "config.json").write_text(json.dumps({"name": "Toy", "target": target, "defaults": defaults}))
+        about = model_facts(tmp_path)
+        assert about.get("model") == name
+        assert params.from_page(*(params.opening(about["defaults"]) | {"prompt": "fox"}).values())
 
 
 def test_recorded_file_names_cannot_leave_their_folder(tmp_path, outputs):
@@ -392,7 +556,7 @@ def test_recorded_file_names_cannot_leave_their_folder(tmp_path, outputs):
         record.load(path)
 
 
-def test_the_page_can_ask_for_traces_and_figures_only_of_kept_runs(outputs):
+def test_the_page_can_ask_for_traces_and_figures_only_of_kept_runs(outputs, monkeypatch):
     worker = Worker(toy_pipeline)
     for output in outputs:
         worker.runs[output.trace.run_id] = output
@@ -400,7 +564,16 @@ def test_the_page_can_ask_for_traces_and_figures_only_of_kept_runs(outputs):
     ids = [output.trace.run_id for output in outputs]
     assert json.loads(trace(ids[0]))["run_id"] == ids[0]
     assert all(trace(bad) is None for bad in ("../etc/passwd", None, 3, ["x"], {}))
-    assert all(figure(bad) is None for bad in ([], None, ["x"], [ids[0], "x"], {"a": 1}, 7))
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert all(figure(bad) is None for bad in ([], None, ["x"], [ids[0], "x"], {"a": 1}, 7, deep))
+    worker.running = job()
+    assert figure(ids) is None  # a figure would take time from the run
+    worker.running = None
+    monkeypatch.setattr(api, "DRAWING", 0.01)
+    with api._drawing:
+        assert figure(ids) is None
     assert atlas("") is None
     png = base64.b64decode(figure(ids).split(",", 1)[1])
     assert Image.open(io.BytesIO(png)).size[0] > 1000

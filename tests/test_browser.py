@@ -158,6 +158,8 @@ def test_the_keyboard_turns_k_and_the_method_decodes_again(visit, site):
     wait_state(page, "done")
     again = runs(page)
     assert again[0] == first[0] and again[1] != first[1]
+    assert "baseline kept from an earlier run" in text(page, "facts") and "one pair" not in text(page, "facts")
+    assert "tree cpu4" in page.text_content('#maps [data-part="left-run"] option:first-child')
     assert traces(page, demo)[1].header["k"] == 50
     # gradio's own slider, by keyboard too
     page.focus("#knob-lam input[type=range]")
@@ -223,6 +225,20 @@ def test_an_error_stands_beside_its_field(visit, site):
     assert "<img" not in page.content().replace("<img ", "")
     generate(page, "<img src=x onerror=alert(1)> fox")
     assert page.locator("#stage img").count() == 0 and page.locator(".field-error").count() == 0
+
+
+def test_a_refused_click_does_not_freeze_the_run(visit, slow_site):
+    page = visit(slow_site[0])
+    page.fill("#knob-seed input", "4")
+    page.fill(PROMPT, "red apple")
+    page.click("#generate")
+    wait_state(page, "running")
+    page.fill("#knob-seed input", "-5")
+    page.click("#generate")
+    page.wait_for_selector("#knob-seed .field-error")
+    assert state(page) == "running"
+    wait_state(page, "done")
+    assert len(runs(page)) == 2 and page.locator("#knob-seed .field-error").count() == 1
 
 
 def test_stop_ends_the_run_and_the_next_one_starts(visit, slow_site):
@@ -329,6 +345,25 @@ def test_a_recorded_run_plays_at_first_paint(visit, tmp_path):
         page.wait_for_function("document.querySelector('.lane em').textContent.startsWith('done')")
         still = visit(url, reduced_motion="reduce")
         assert "Replay" in text(still, "play")
+
+
+def test_pairs_measured_beside_a_recorded_run_are_this_machines(visit, tmp_path):
+    pipe = toy_pipeline()
+    settings = Settings.checked(prompt="fox, 3d", top_k=0)
+    outputs = [run(pipe.stream(each)) for each in (settings.baseline(), settings)]
+    for output in outputs:
+        output.trace.header["device"] = "Another machine"
+    record.save(tmp_path, "fox-0", "fox", "3D", outputs)
+    with serve(toy_pipeline, tmp_path) as (url, demo):
+        page = visit(url, reduced_motion="reduce")
+        assert "recorded" in text(page, "hero-cap") and "Another machine" in text(page, "facts")
+        page.click('#stage [data-part="measure"]')
+        page.wait_for_function("document.querySelector('[data-part=facts]').textContent.includes('n = 5')")
+        assert "recorded" not in text(page, "hero-cap") and "recorded" in text(page, "run")
+        assert demo.worker.about["device"] in text(page, "facts") and "Another" not in text(page, "facts")
+        page.focus("#knob-lam input[type=range]")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("document.querySelector('[data-part=price]').textContent.includes('Press Generate')")
 
 
 @pytest.mark.skipif(not (MODEL / "config.json").exists(), reason="the bundled model is not there")

@@ -81,6 +81,7 @@ def test_an_empty_seed_is_drawn():
     [
         ({"prompt": ""}, "prompt"),
         ({"prompt": None}, "prompt"),
+        ({"prompt": "red \ud800 apple"}, "prompt"),
         ({"style": "Oil"}, "style"),
         ({"style": ["3D"]}, "style"),
         ({"method": "best"}, "method"),
@@ -153,6 +154,12 @@ def test_links_bring_knobs_back_and_drop_what_is_refused():
 
 def test_a_link_cannot_choose_what_the_page_does_not_offer():
     assert params.from_query({"method": "ar", "tree": "[1]", "style": "Oil", "bound": "2"}) == {}
+
+
+def test_a_link_keeps_no_more_codes_than_there_are():
+    assert params.from_query({"top_k": "60000"}, 4096) == {"top_k": 4096}
+    assert params.from_query({"top_k": "0"}, 4096) == {"top_k": 0}
+    assert params.from_query({"top_k": "60000"}) == {"top_k": 60000}
 
 
 def test_the_page_opens_on_the_models_own_defaults():
