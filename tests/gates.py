@@ -21,7 +21,7 @@ def fake_gate(make) -> None:
 def export_gate(step: torch.nn.Module, mutated: set[str]) -> None:
     """Export the step: no lifted constants (each would be copied from the host), no indexing by a boolean mask (its
     size is only known on the host), no scalar read, and just the expected buffers mutated."""
-    program = torch.export.export(step, (), strict=False)
+    program = torch.export.export(step, (), strict=False).run_decompositions({})
     signature = program.graph_signature
     assert not signature.lifted_tensor_constants, signature.lifted_tensor_constants
     lifted = set(program.constants) - {name for name, _ in step.named_buffers()}

@@ -120,6 +120,7 @@ def test_samples_are_the_targets_own():
         x = torch.cat([rows, model.embed(codes[:, :-1].repeat(2, 1), model.caption_shift(rows))], dim=1)
         again = model(x, torch.arange(x.shape[1]))
     assert torch.allclose(hidden.flatten(0, 1), again, atol=1e-5)
+    assert torch.allclose(hidden, drafting.teacher_forced(model, words, codes), atol=1e-5)
 
 
 def test_drafter_learns(tmp_path):

@@ -211,7 +211,7 @@ def training(tmp_path, monkeypatch):
     def run(name: str, *options: str) -> Tokenizer:
         parser = argparse.ArgumentParser()
         add_arguments(parser)
-        words = ["--pictures", tmp_path, "--out", tmp_path / name, "--steps", 12, "--batch", 2, "--save-every", 3,
+        words = ["--data", tmp_path, "--out", tmp_path / name, "--steps", 12, "--batch", 2, "--save-every", 3,
                  "--device", "cpu", *options]
         return train(parser.parse_args([str(word) for word in words]), TINY)
 

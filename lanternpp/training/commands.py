@@ -48,17 +48,22 @@ def train_tokenizer(args: argparse.Namespace) -> None:
         hub.save_bundle(bundle, args.model)
 
 
-def train_prior(args: argparse.Namespace) -> None:
-    """Train the target and put it into the model's folder; its drafter must then be trained again."""
-    bundle = hub.load_bundle(args.model, torch.float32)
-    init = None if args.scratch else bundle.target.state_dict()
+def _encoder(bundle: hub.Bundle) -> prior.Encode:
+    """Pictures to codes, in bfloat16 where that is fast."""
 
     @torch.no_grad()
     def encode(images: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return bundle.tokenizer.encode(images)
 
-    bundle.target = prior.train(encode, bundle.words, data.load_pictures(args.data), args.out, args.minutes,
+    return encode
+
+
+def train_prior(args: argparse.Namespace) -> None:
+    """Train the target and put it into the model's folder; its drafter must then be trained again."""
+    bundle = hub.load_bundle(args.model, torch.float32)
+    init = None if args.scratch else bundle.target.state_dict()
+    bundle.target = prior.train(_encoder(bundle), bundle.words, data.load_pictures(args.data), args.out, args.minutes,
                                 args.layers, args.decay, init=init, seed=args.seed)
     hub.save_bundle(bundle, args.model)
 
@@ -76,6 +81,15 @@ def train_drafter(args: argparse.Namespace) -> None:
     codes, hidden = drafter.collect(
         fast, lambda texts: prior.caption_ids(bundle.words, texts, bundle.target.config.prefix), prompts, sampling,
         args.out, args.seed)
-    trained = drafter.train(bundle.target, codes, hidden, sampling, args.out, args.minutes, seed=args.seed)
+    shown = pictures.select(data.core(pictures))
+    pool = prior.CodePool(shown.select(data.split(shown)[0]), _encoder(bundle), 4, rng)
+
+    def real(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        texts, grids = pool.batch(count, bundle.words)
+        pool.renew(rng.integers(0, len(pool.pictures.records), count), int(rng.integers(4)))
+        words = prior.caption_ids(bundle.words, texts, bundle.target.config.prefix)
+        return grids, drafter.teacher_forced(fast, words, grids)
+
+    trained = drafter.train(bundle.target, codes, hidden, sampling, args.out, args.minutes, seed=args.seed, real=real)
     bundle.drafter = hub.cast(trained, torch.float32)
     hub.save_bundle(bundle, args.model)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -95,6 +96,15 @@ def batch_loss(drafter: Drafter, target: Transformer, codes: Tensor, hidden: Ten
     return regression + weight * cross, acceptance, predicted.detach()
 
 
+@torch.inference_mode()
+def teacher_forced(target: Transformer, words: Tensor, codes: Tensor) -> Tensor:
+    """Hidden states (2, n, P+L−1, d) of given pictures, with and without their captions: what `sample` also returns."""
+    rows = target.prefix_rows(words, guided=True)
+    tokens = target.embed(codes[:, :-1].repeat(2, 1), target.caption_shift(rows))
+    x = torch.cat([rows, tokens], dim=1).to(target.dtype)
+    return target(x, torch.arange(x.shape[1])).unflatten(0, (2, len(codes)))
+
+
 def collect(target: Transformer, encode, prompts: list[str], sampling: Sampling, folder: Path, seed: int,
             batch: int = 32) -> tuple[Tensor, Tensor]:
     """Sample a picture for each prompt, in resumable parts kept in `folder`; codes (n, L), hidden (2, n, P+L−1, d)."""
@@ -118,8 +128,12 @@ def collect(target: Transformer, encode, prompts: list[str], sampling: Sampling,
 
 def train(target: Transformer, codes: Tensor, hidden: Tensor, sampling: Sampling, out: Path, minutes: float,
           batch: int = 8, weight: float = 1.0, muon_lr: float = 2e-3, adam_lr: float = 1e-3, seed: int = 0,
-          held_out: int = 32) -> Drafter:
-    """Train for `minutes` in all; leaves out/drafter.pt. `target` must be float32 (autocast does the rest)."""
+          held_out: int = 32, real: Callable[[int], tuple[Tensor, Tensor]] | None = None) -> Drafter:
+    """Train for `minutes` in all; leaves out/drafter.pt. `target` must be float32 (autocast does the rest).
+
+    real(n) gives codes (n, L) and hidden (2, n, P+L−1, d) of n real pictures: half of each batch, because samples cost
+    ten times as much and a few hundred of them are soon learnt by heart.
+    """
     torch.manual_seed(seed)
     drafter = Drafter(DrafterConfig(attention_norm=True, norm_eps=1e-5), target.config)
     drafter.token_embedding.weight.data.copy_(target.token_embedding.weight.data)
@@ -135,9 +149,9 @@ def train(target: Transformer, codes: Tensor, hidden: Tensor, sampling: Sampling
     held = slice(len(codes) - held_out, len(codes))
     accepted: list[float] = []
 
-    def score(index, own=None, places=None):
+    def score(batch_codes, batch_hidden, own=None, places=None):
         with torch.autocast("cpu", torch.bfloat16):
-            return batch_loss(drafter, target, codes[index], hidden[:, index], sampling, own, weight, places)
+            return batch_loss(drafter, target, batch_codes, batch_hidden, sampling, own, weight, places)
 
     def keep() -> None:
         loop.save(out / "drafter.pt", model=drafter.state_dict(), optimizers=optimizers.state_dict(), step=step,
@@ -145,12 +159,16 @@ def train(target: Transformer, codes: Tensor, hidden: Tensor, sampling: Sampling
 
     try:
         while not clock.done:
-            index = torch.randint(0, len(codes) - held_out, (batch,))
+            index = torch.randint(0, len(codes) - held_out, (batch // 2 if real else batch,))
+            taken = codes[index], hidden[:, index]
+            if real:
+                more = real(batch - len(index))
+                taken = torch.cat([taken[0], more[0]]), torch.cat([taken[1], more[1].to(taken[1])], dim=1)
             # A quarter of the places in each pass: the head and the softmax cost more than the drafter.
             first, second = torch.randperm(codes.shape[1] - 1)[: codes.shape[1] // 2].chunk(2)
-            loss, acceptance, own = score(index, places=first)
+            loss, acceptance, own = score(*taken, places=first)
             loss.backward()
-            loss_own, _, _ = score(index, own, second)
+            loss_own, _, _ = score(*taken, own, second)
             loss_own.backward()
             loop.clip(drafter)
             optimizers.step(clock.scale(step, decay=0.5))
@@ -158,8 +176,8 @@ def train(target: Transformer, codes: Tensor, hidden: Tensor, sampling: Sampling
             step += 1
             if step % 50 == 0:
                 with torch.no_grad():
-                    _, held_acceptance, own = score(held)
-                    _, own_acceptance, _ = score(held, own)
+                    _, held_acceptance, own = score(codes[held], hidden[:, held])
+                    _, own_acceptance, _ = score(codes[held], hidden[:, held], own)
                 loop.log(out / "drafter.jsonl", step=step, minutes=clock.spent, loss=loss.item(),
                          acceptance=sum(accepted[-50:]) / len(accepted[-50:]), held_out=held_acceptance.item(),
                          held_out_own=own_acceptance.item())
