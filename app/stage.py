@@ -8,23 +8,16 @@ from typing import Any
 from PIL import Image
 
 from app import params
-from lanternpp.settings import Settings
+from lanternpp.settings import METHODS, Settings
 from lanternpp.trace import Trace
 
-NAMES = {
-    "ar": "Plain AR",
-    "exact": "Exact tree",
-    "lantern": "LANTERN",
-    "lanternpp": "LANTERN++",
-    "annealed": "Annealed",
-}
 TESTED = {"a": "strict", "x": "pooled", "r": "rejected"}
 
 
 def describe(settings: dict[str, Any]) -> str:
     """One run's method and bound in a line, such as "LANTERN++, k = 10, λ = 3"."""
     method = settings["method"]
-    parts = [NAMES[method]]
+    parts = [METHODS[method]]
     if method not in ("ar", "exact"):
         parts += [f"k = {settings['k']}", f"{'δ' if method == 'lantern' else 'λ'} = {settings['bound']:g}"]
     if method == "annealed":
@@ -48,7 +41,7 @@ def new_lane(method: str, state: str = "empty") -> dict[str, Any]:
     """A lane in which nothing is painted yet."""
     return {
         "method": method,
-        "name": NAMES[method],
+        "name": METHODS[method],
         "state": state,
         "note": "",
         "tokens": [],

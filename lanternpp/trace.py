@@ -85,10 +85,6 @@ class Trace:
         """For each token of the picture, how many tokens its step committed (raster order)."""
         return [event.accepted for event in self.events for _ in event.tokens]
 
-    def step_map(self) -> list[int]:
-        """For each token of the picture, the index of its step (raster order)."""
-        return [event.index for event in self.events for _ in event.tokens]
-
     def to_json(self) -> str:
         return json.dumps({"schema": SCHEMA, "run_id": self.run_id, "header": self.header, "seconds": self.seconds,
                            "summary": self.summary(), "events": [_slim(asdict(e)) for e in self.events]})

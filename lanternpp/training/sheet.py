@@ -10,13 +10,11 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from .. import bench
 from ..pipeline import LanternPipeline
 
 PROMPTS = (
-    "red apple, 3d, white background", "penguin, flat, blue background", "fox, classic, green background",
-    "hamburger, 3d, yellow background", "sailboat, flat, pink background", "owl, 3d, purple background",
-    "cactus, classic, orange background", "rocket, 3d, gray background", "panda, flat, green background",
-    "strawberry, classic, white background", "lion, 3d, blue background", "pizza, flat, gray background",
+    *bench.PROMPTS, "lion, 3d, blue background", "pizza, flat, gray background",
     "ghost, classic, purple background", "sunflower, 3d, green background", "taxi, flat, blue background",
     "frog, 3d, pink background", "snowman, classic, blue background", "banana, 3d, purple background",
     "robot, flat, yellow background", "red heart, 3d, white background",
