@@ -14,17 +14,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .coupled import verify_coupled
 from .drafter import Drafter
+from .dynamic import DynamicTree, Level, grow, slot_mask
 from .relax import Relaxation
 from .sampling import Noise, Sampling, distribution, draw_ranked, guide
 from .trace import StepEvent, verdict_letters
 from .transformer import Transformer, prefix_mask
 from .tree import Tree
 from .verify import TreeBuffers, Verdict, undrafted, verify
+
+
+class Draft(NamedTuple):
+    """A drafted tree of each picture, root first. A static tree's parents and depths are the same for all, (N+1,)."""
+
+    tokens: Tensor  # (S, N+1) int64
+    parents: Tensor  # (S, N+1) or (N+1,) int64, −1 for the root
+    depths: Tensor  # (S, N+1) or (N+1,) int64
+    view: Tensor | None = None  # (S, N+1, N+1) bool, a dynamic tree's mask
+    q: Tensor | None = None  # (S, I, V): the drafter's distributions at a static tree's nodes with children
+    chance: Tensor | None = None  # (S, N) float32: the drafter's probability of a dynamic tree's nodes
 
 
 class Step(nn.Module):
@@ -47,16 +61,22 @@ class Step(nn.Module):
         self.length, self.depth = config.image_tokens, tree.depth
         past_end = self.length + 2 * (self.depth + 1)  # a last step may begin at L − 1, one more may overrun the end
         self.buffers_of_tree = TreeBuffers(tree, device)
+        # A dynamic tree has the static one's size: as many nodes, as deep, beams as wide as its widest level.
+        self.dynamic = (DynamicTree(max(tree.widths), tree.depth, tree.nodes)
+                        if relaxation.rule == "eagle2" and tree.nodes else None)
         self.noise = Noise(pictures, past_end, config.codes, self.buffers_of_tree.max_children, device)
         self.cache = target.new_cache(self.rows, config.prefix + past_end + tree.nodes)
         inner = tree.inner
-        self.drafter_cache = drafter.new_cache(self.rows, config.prefix + past_end + len(inner)) if tree.nodes else None
+        drafted = self.dynamic.rows if self.dynamic else len(inner)
+        self.drafter_cache = drafter.new_cache(self.rows, config.prefix + past_end + drafted) if tree.nodes else None
         self._levels = [[n for n in inner if tree.depths[n] == d] for d in range(self.depth)]
 
         def put(name: str, value: Tensor | None) -> None:
             self.register_buffer(name, None if value is None else value.to(device), persistent=False)
 
-        put("neighbours", None if neighbours is None else neighbours[:, : relaxation.k].contiguous())
+        # verify reads the k nearest; the coupled form orders swaps by all that the table holds.
+        put("neighbours", neighbours if neighbours is None or relaxation.coupled
+            else neighbours[:, : relaxation.k].contiguous())
         put("banned", banned)
         put("position", torch.zeros(pictures, dtype=torch.int64))
         put("committed", torch.ones(pictures, dtype=torch.int64))
@@ -66,6 +86,7 @@ class Step(nn.Module):
         put("places", torch.arange(self.depth + 1))
         put("picture", torch.arange(pictures).unsqueeze(1))
         put("row", torch.arange(self.rows).unsqueeze(1))
+        put("parents", torch.tensor(tree.parents))
         put("node_slots", torch.arange(tree.nodes + 1))
         put("prefix_valid", torch.ones(self.rows, config.prefix, dtype=torch.bool))
         put("slots", torch.arange(self.cache.slots))
@@ -77,6 +98,7 @@ class Step(nn.Module):
                 put(f"level_nodes_{d}", torch.tensor(nodes))
                 put(f"level_parents_{d}", torch.tensor([inner.index(max(0, tree.parents[n])) for n in nodes]))
                 put(f"level_rows_{d}", torch.tensor([inner.index(n) for n in nodes]))
+            put("q_row", torch.tensor([inner.index(p) for p in tree.parents[1:]]))
         self.padded = False
 
     def reach(self, position: int) -> int:
@@ -84,7 +106,8 @@ class Step(nn.Module):
 
         In multiples of 32, so that a graph or a compiled step of each size can be kept.
         """
-        return min(self.cache.slots, -(-(self.prefix + position + self.tree.nodes + self.depth + 1) // 32) * 32)
+        beyond = max(self.tree.nodes, self.dynamic.rows if self.dynamic else 0) + self.depth + 1
+        return min(self.cache.slots, -(-(self.prefix + position + beyond) // 32) * 32)
 
     @torch.no_grad()
     def prefill(self, condition: Tensor, seeds: Sequence[int], valid: Tensor | None = None) -> Tensor:
@@ -124,10 +147,10 @@ class Step(nn.Module):
         reach: how many cache slots attention looks at, `self.reach(position)` or more; all if None.
         """
         reach = reach or self.cache.slots
-        tokens, q = self._draft(reach)
-        hidden, p = self._score(tokens, reach)
-        verdict = self._verify(p, q, tokens)
-        rows = self._trace_rows(tokens, verdict)
+        draft = self._draft(reach)
+        hidden, p = self._score(draft, reach)
+        verdict = self._verify(p, draft)
+        rows = self._trace_rows(draft, verdict)
         self._commit(hidden, verdict)
         return rows
 
@@ -148,60 +171,93 @@ class Step(nn.Module):
         bias = torch.zeros_like(view, dtype=self.target.dtype).masked_fill(~view, float("-inf"))
         return self._by_row(bias.unsqueeze(1))
 
-    def _draft(self, reach: int) -> tuple[Tensor, Tensor | None]:
-        """Node codes (S, N+1), root first, and the drafter's distributions (S, I, V) at nodes with children."""
-        last = self.committed.unsqueeze(1) - 1
-        root = self.pending_tokens.gather(1, last)
+    def _draft(self, reach: int) -> Draft:
+        """The drafter reads what was committed and drafts a tree."""
+        root = self.pending_tokens.gather(1, self.committed.unsqueeze(1) - 1)
         if not self.tree.nodes:
-            return root, None
-        head = self.drafter.head or self.target.head
-        tree, slots = self.tree, self.slots[: min(reach, self.drafter_cache.slots)]
-        # Catch-up. Rows past `last` read junk at slots that no query sees before they are written again.
+            return Draft(root, self.parents, self.buffers_of_tree.depths)
+        slots = self.slots[: min(reach, self.drafter_cache.slots)]
+        state = self._catch_up(slots)
+        return self._grow(root, state, slots) if self.dynamic else self._expand(root, state, slots)
+
+    def _catch_up(self, slots: Tensor) -> Tensor:
+        """The hidden state (B, 1, d) that the drafter predicts after the last committed token."""
+        # Rows past the last committed token read junk at slots that no query sees before they are written again.
         places = self.prefix + (self.position - self.committed).unsqueeze(1) + self.places
         view = (places - 1).unsqueeze(2) >= slots
         predicted = self.drafter(self._by_row(self.pending_tokens), self.pending_hidden, self._by_row(places),
                                  self.drafter_cache, self._by_row(places - 1), self._bias(view))
-        predicted = _rows_at(predicted, self._by_row(last))  # (B, 1, d): what the root leads to
+        return _rows_at(predicted, self._by_row(self.committed.unsqueeze(1) - 1))
+
+    def _expand(self, root: Tensor, state: Tensor, slots: Tensor) -> Draft:
+        """Draw a static tree below root (S, 1), one drafter call a level."""
+        tree, coupled = self.tree, self.relaxation.coupled
+        stream = self.noise.target if coupled else self.noise.draft
         root_slot = (self.prefix + self.position - 2).unsqueeze(1)
-        tokens, distributions, states = [root], [], predicted
+        tokens, distributions, states = [root], [], state
         for d, nodes in enumerate(self._levels):
             if d:
                 own, level = getattr(self, f"level_nodes_{d}"), getattr(self, f"level_rows_{d}")
                 view = _visible(slots - root_slot, self.drafter_view, level)
                 hidden = states.index_select(1, getattr(self, f"level_parents_{d}"))
                 place = (root_slot + 1 + d).expand(-1, len(nodes))
-                predicted = self.drafter(self._by_row(torch.cat(tokens, 1).index_select(1, own)), hidden,
-                                         self._by_row(place), self.drafter_cache, self._by_row(root_slot + level),
-                                         self._bias(view))
-                states = torch.cat([states, predicted], dim=1)
-            q = self._distribution(head(predicted))
+                state = self.drafter(self._by_row(torch.cat(tokens, 1).index_select(1, own)), hidden,
+                                     self._by_row(place), self.drafter_cache, self._by_row(root_slot + level),
+                                     self._bias(view))
+                states = torch.cat([states, state], dim=1)
+            q = self._distribution(self._draft_head(state))
             distributions.append(q)
             most = max(len(tree.children[n]) for n in nodes)
             drawn = (q.topk(most, dim=-1).indices if self.sampling.greedy else
-                     draw_ranked(q, self._noise(self.noise.draft, self.places[d:d + 1]), most))
+                     draw_ranked(q, self._noise(stream, self.places[d:d + 1]), most))
             tokens += [drawn[:, i, : len(tree.children[n])] for i, n in enumerate(nodes)]
-        return torch.cat(tokens, 1), torch.cat(distributions, 1)
+        return Draft(torch.cat(tokens, 1), self.parents, self.buffers_of_tree.depths, q=torch.cat(distributions, 1))
 
-    def _score(self, tokens: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    def _grow(self, root: Tensor, state: Tensor, slots: Tensor) -> Draft:
+        """Grow a dynamic tree below root (S, 1), one drafter call a level."""
+        root_slot = (self.prefix + self.position - 2).unsqueeze(1)
+
+        def log_q(state: Tensor) -> Tensor:
+            return self._distribution(self._draft_head(state)).log()
+
+        def call(level: Level) -> Tensor:
+            nonlocal state
+            hidden = _rows_at(state, self._by_row(level.parents))
+            place = (root_slot + 1 + level.depth).expand_as(level.tokens)
+            state = self.drafter(self._by_row(level.tokens), hidden, self._by_row(place), self.drafter_cache,
+                                 self._by_row(root_slot + level.slots),
+                                 self._bias(slot_mask(level.view, slots - root_slot)))
+            return log_q(state)
+
+        grown = grow(root.squeeze(1), log_q(state).squeeze(1), call, self.dynamic)
+        return Draft(grown.tokens, grown.parents, grown.depths, grown.ancestors, chance=grown.draft[:, 1:])
+
+    def _draft_head(self, state: Tensor) -> Tensor:
+        return (self.drafter.head or self.target.head)(state)
+
+    def _score(self, draft: Draft, reach: int) -> tuple[Tensor, Tensor]:
         """Target over root and nodes: hidden (B, N+1, d) and distributions (S, N+1, V)."""
-        slots = self.slots[:reach]
         root_slot = (self.prefix + self.position - 1).unsqueeze(1)
-        bias = self._bias(_visible(slots - root_slot, self.target_view, self.node_slots))
+        relative = self.slots[:reach] - root_slot
+        bias = self._bias(_visible(relative, self.target_view, self.node_slots) if draft.view is None
+                          else slot_mask(draft.view, relative))
         if self.padded:
             seen = torch.nn.functional.pad(self.prefix_valid, (0, reach - self.prefix), value=True)
             bias = bias.masked_fill(~seen[:, None, None, :], float("-inf"))
-        x = self.target.embed(self._by_row(tokens), self.shift).expand(self.rows, -1, -1)
-        hidden = self.target(x, self._by_row(root_slot + self.buffers_of_tree.depths), self.cache,
+        x = self.target.embed(self._by_row(draft.tokens), self.shift).expand(self.rows, -1, -1)
+        hidden = self.target(x, self._by_row(root_slot + draft.depths), self.cache,
                              self._by_row(root_slot + self.node_slots), bias)
         return hidden, self._distribution(self.target.head(hidden))
 
-    def _verify(self, p: Tensor, q: Tensor | None, tokens: Tensor) -> Verdict:
+    def _verify(self, p: Tensor, draft: Draft) -> Verdict:
         """A Verdict whose tensors have a leading S."""
         # The children of depth-d nodes are candidates for image position `position + d`.
         noise = self._noise(self.noise.target, self.places)
-        if q is None:
+        if not self.tree.nodes:
             return undrafted(p, noise, self.sampling.greedy)
-        given = (p, q, tokens, self._noise(self.noise.uniform, self.places), noise)
+        if self.relaxation.coupled:
+            return self._verify_coupled(p, draft, noise)
+        given = (p, draft.q, draft.tokens, self._noise(self.noise.uniform, self.places), noise)
 
         def judge(p: Tensor, q: Tensor, tokens: Tensor, uniform: Tensor, noise: Tensor) -> Verdict:
             return verify(p, q, tokens, self.buffers_of_tree, self.relaxation, self.neighbours, uniform, noise,
@@ -210,6 +266,15 @@ class Step(nn.Module):
         if self.pictures > 1:
             return torch.vmap(judge)(*given)
         return Verdict(*(x.unsqueeze(0) for x in judge(*(x.squeeze(0) for x in given))))
+
+    def _verify_coupled(self, p: Tensor, draft: Draft, noise: Tensor) -> Verdict:
+        found = verify_coupled(p, draft.tokens, draft.parents, draft.depths, noise, self.neighbours, self.relaxation,
+                               self.sampling.greedy)
+        chance = draft.chance
+        if chance is None:
+            chance = draft.q.index_select(1, self.q_row).gather(2, draft.tokens[:, 1:, None]).squeeze(2)
+        return Verdict(found.path, found.committed, found.tokens, found.matched, found.matched | found.swapped,
+                       chance > 0, chance, found.target, found.mass, found.target)
 
     def _commit(self, hidden: Tensor, verdict: Verdict) -> None:
         """Move the path's cache rows behind the root, keep what the drafter reads next, advance."""
@@ -222,9 +287,11 @@ class Step(nn.Module):
         self.committed.copy_(verdict.committed)
         self.position.add_(verdict.committed * (self.position < self.length))
 
-    def _trace_rows(self, tokens: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
+    def _trace_rows(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor]:
+        grown = (draft.parents,) if self.dynamic else ()
         whole = torch.cat([self.position.unsqueeze(1), verdict.committed.unsqueeze(1), verdict.path, verdict.tokens,
-                           tokens[:, 1:], verdict.strict.long(), verdict.relaxed.long(), verdict.exists.long()], dim=1)
+                           draft.tokens[:, 1:], verdict.strict.long(), verdict.relaxed.long(), verdict.exists.long(),
+                           *grown], dim=1)
         return whole, torch.cat([verdict.draft, verdict.residual, verdict.mass, verdict.target], dim=1)
 
 
@@ -308,19 +375,21 @@ class Decoder:
 
 def read_row(step: Step, index: int, whole: list[int], fractions: list[float], seconds: float) -> StepEvent:
     """A StepEvent from a trace row; tokens past the picture's end are cut off."""
-    tree, n, d = step.tree, step.tree.nodes, step.depth + 1
+    n, d = step.tree.nodes, step.depth + 1
     position, committed = whole[:2]
     cuts = [2, d, d, n, n, n, n]
     starts = [sum(cuts[: i + 1]) for i in range(len(cuts))]
     path, tokens, drafted, strict, relaxed, exists = (whole[a:a + size] for a, size in
                                                       zip(starts, cuts[1:], strict=False))
+    tree = Tree(tuple(whole[-n - 1:])) if step.dynamic else step.tree
     q, residual, mass, target = (fractions[i * n:(i + 1) * n] for i in range(4))
     room = [position + tree.depths[node] <= step.length for node in range(1, n + 1)]
     tokens = tokens[:committed][: step.length - position]
     path = path[:committed]
     kept = path[1:][: len(tokens)]
+    order = "coupled" if step.relaxation.coupled else step.relaxation.order
     letters = verdict_letters(tree.parents, tree.ranks, path, [bool(x) for x in strict], [bool(x) for x in relaxed],
-                              [bool(x) for x in exists], step.relaxation.order, room)
+                              [bool(x) for x in exists], order, room)
     if len(tokens) < committed:
         ending = "end"
     elif not n:
@@ -328,4 +397,5 @@ def read_row(step: Step, index: int, whole: list[int], fractions: list[float], s
     else:
         ending = "recovered" if tree.children[path[-1]] else "bonus"
     return StepEvent(index, position, tuple(tokens), seconds, ending, tuple(kept), tuple(drafted), tuple(q),
-                     tuple(residual), tuple(mass), letters, sum(target[node - 1] == 0 for node in kept))
+                     tuple(residual), tuple(mass), letters, sum(target[node - 1] == 0 for node in kept),
+                     tree.parents if step.dynamic else ())

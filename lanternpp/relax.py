@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-Rule = Literal["exact", "lantern", "lanternpp", "annealed"]
+Rule = Literal["exact", "lantern", "lanternpp", "annealed", "coupled", "coupled-relaxed", "eagle2"]
 Order = Literal["sequential", "strict-first"]
 MAX_NEIGHBOURS = 1000
 
@@ -23,7 +23,8 @@ class Relaxation:
 
     `lanternpp`: bound is λ, pooled mass at most (λ−1)·r(x) (arXiv 2502.06352). `annealed`: λ−1 is multiplied by
     gamma^(depth−1) for a token drafted at that depth. order says which child is taken first (see verify.py).
-    k = 0, δ = 0 and λ = 1 are exact.
+    k = 0, δ = 0 and λ = 1 are exact. `coupled` and `eagle2` are strict and judged by the target's own draws (see
+    coupled.py); `coupled-relaxed` is coupled with the bound λ.
     """
 
     rule: Rule = "lanternpp"
@@ -34,8 +35,13 @@ class Relaxation:
 
     @property
     def strict(self) -> bool:
-        return (self.rule == "exact" or self.k == 0
+        return (self.rule in ("exact", "coupled", "eagle2") or self.k == 0
                 or self.bound <= (0 if self.rule == "lantern" else 1))
+
+    @property
+    def coupled(self) -> bool:
+        """Whether drafts are judged by the target's own draws (coupled.py) and not by ratios (verify.py)."""
+        return self.rule in ("coupled", "coupled-relaxed", "eagle2")
 
     def limit(self, residual: Tensor, depth: Tensor) -> Tensor:
         """The most mass that a token may borrow: residual r(x) (n,) at depths (n,), counted from 1 -> (n,)."""

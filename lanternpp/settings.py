@@ -12,7 +12,7 @@ from .sampling import Sampling
 from .tree import PRESETS, Tree, TreeError, parse_tree, shortened
 
 METHODS = {"ar": "Plain AR", "exact": "Exact tree", "lantern": "LANTERN", "lanternpp": "LANTERN++",
-           "annealed": "Annealed"}
+           "annealed": "Annealed", "coupled": "Coupled", "coupled-relaxed": "Coupled, relaxed", "eagle2": "EAGLE-2"}
 MAX_PROMPT = 300
 COLDEST = 0.01  # below, logits divided by the temperature would overflow
 
@@ -44,7 +44,7 @@ _LAMBDA = Knob("bound", "λ, bound", "A token may count for at most λ times its
                2.0, 1.0, 10.0, 0.1)
 _DELTA = Knob("bound", "δ, bound", "At most this much probability is added to a token. 0 is exact.",
               0.1, 0.0, 1.0, 0.01)
-BOUNDS = {"lantern": _DELTA, "lanternpp": _LAMBDA, "annealed": _LAMBDA}
+BOUNDS = {"lantern": _DELTA, "lanternpp": _LAMBDA, "annealed": _LAMBDA, "coupled-relaxed": _LAMBDA}
 
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in (
     Knob("prompt", "Prompt", "A thing, a style and a background colour, in a few words.", ""),

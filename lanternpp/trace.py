@@ -24,7 +24,7 @@ class StepEvent:
     """One step. Rows over drafted nodes (N,) hold node 1 first; the tree is in the trace's header.
 
     q, p, mass: qᵢ(x), rᵢ(x) and mᵢ(x) of the node, which its verdict compared. seconds: when the step ended, since the
-    run began. verdicts, a letter a node: a accepted by the strict rule,
+    run began. parents: this step's own tree where trees are dynamic. verdicts, a letter a node: a accepted by the strict rule,
     x accepted only by pooling, r rejected, n not reached, z past the picture's end, - not drawn (q = 0).
     """
 
@@ -40,6 +40,7 @@ class StepEvent:
     mass: tuple[float, ...] = ()
     verdicts: str = ""
     outside_top_k: int = 0
+    parents: tuple[int, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -137,10 +138,11 @@ def verdict_letters(parents: tuple[int, ...], ranks: tuple[int, ...], path: list
             letters.append("n")
         else:
             # After the chosen sibling nothing was tested, save that strict-first asks all siblings for the strict rule
-            # before it takes one by pooling.
+            # before it takes one by pooling, and that coupled drafts are all compared with the target's draw.
             rank = chosen_rank.get(parent)
             pooled = rank is not None and any(
                 parents[n] == parent and relaxed[n - 1] and not strict[n - 1] for n in taken)
-            tested = rank is None or ranks[node] < rank or (order == "strict-first" and pooled)
+            tested = (rank is None or ranks[node] < rank or order == "coupled"
+                      or (order == "strict-first" and pooled))
             letters.append("r" if tested else "n")
     return "".join(letters)

@@ -48,6 +48,16 @@ def test_step_passes_both_gates(order, greedy):
     export_gate(make("cpu"), MUTATED)
 
 
+@pytest.mark.parametrize("rule", ["coupled", "coupled-relaxed", "eagle2"])
+def test_coupled_steps_pass_both_gates(rule):
+    def make(device):
+        table = torch.zeros(SHAPE.codes, 8, dtype=torch.int64, device=device)
+        return toy_step(TREE, Relaxation(rule, 8, 3.0), device=device, neighbours=table, dtype=torch.float32)
+
+    fake_gate(make)
+    export_gate(make("cpu"), MUTATED)
+
+
 def test_root_step_passes_both_gates():
     fake_gate(lambda device: toy_step(PRESETS["root"], device=device, dtype=torch.float32))
     export_gate(toy_step(PRESETS["root"], dtype=torch.float32),
@@ -180,6 +190,41 @@ def test_pictures_side_by_side_equal_pictures_alone(tree, guided):
             assert (a.tokens, a.position, a.path, a.drafted, a.verdicts) == (b.tokens, b.position, b.path, b.drafted,
                                                                              b.verdicts)
             assert a.q == pytest.approx(b.q, abs=1e-9) and a.mass == pytest.approx(b.mass, abs=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "eagle2"])
+@pytest.mark.parametrize("tree", TREES, ids=lambda t: t.name)
+def test_coupled_paints_what_ar_paints_at_the_same_seed(rule, tree):
+    saved = 0
+    for seed in range(4):
+        events = Decoder(toy_step(tree, Relaxation(rule))).generate(WORDS, seed)
+        assert [t for e in events for t in e.tokens] == decode(toy_step(PRESETS["root"]), seed)
+        saved += SHAPE.image_tokens - len(events)
+        if rule == "eagle2":  # each step's own tree is in its event
+            assert all(len(e.parents) == tree.nodes + 1 == len(e.drafted) + 1 for e in events[1:])
+    assert saved > 0  # and it was faster
+
+
+def test_relaxed_coupling_departs_only_where_it_swapped():
+    neighbours = torch.stack([torch.arange(SHAPE.codes).roll(-1 - i) for i in range(8)], 1)
+    swaps = 0
+    for seed in range(6):
+        step = toy_step(TREE, Relaxation("coupled-relaxed", 8, 4.0), neighbours=neighbours)
+        events = Decoder(step).generate(WORDS, seed)
+        plain = decode(toy_step(PRESETS["root"]), seed)
+        painted = [t for e in events for t in e.tokens]
+        swapped = [e.position + TREE.depths[n] - 1 for e in events for n in e.path if e.verdicts[n - 1] == "x"]
+        first = next((i for i, (a, b) in enumerate(zip(painted, plain, strict=True)) if a != b), None)
+        assert first == (swapped[0] if swapped else None)
+        swaps += len(swapped)
+    assert swaps
+
+
+def test_control_coupling_with_other_noise_leaves_the_picture():
+    """The same judge over drafts and draws of the drafts' own stream paints another picture."""
+    step = toy_step(TREE, Relaxation("coupled"))
+    step.noise.refill = lambda seeds, fill=step.noise.refill: fill([s + 1 for s in seeds])
+    assert decode(step, 3) != decode(toy_step(PRESETS["root"]), 3)
 
 
 def test_attention_over_the_filled_slots_alone_changes_nothing():
