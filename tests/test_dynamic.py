@@ -217,6 +217,15 @@ def test_ties_and_impossible_tokens(tree):
             assert grown.scores[picture][possible].tolist() == pytest.approx(list(expected.values()), abs=1e-9)
 
 
+def test_probabilities_rounded_above_one():
+    """A distribution whose largest entry rounds to more than 1 must not let a child outscore its parent."""
+    tree = DynamicTree(3, 4, 6)
+    for seed in range(10):
+        grown = table_grow(sharp_table(seed) * (1 + 1e-9), torch.tensor([0, 3, 8]), tree)
+        check(grown, tree)
+        assert (grown.scores <= 0).all()
+
+
 def test_control_ties_for_the_later_candidate(monkeypatch):
     """Where a certain child may win against its parent, the parent can be missing: the checks see it."""
     def last(scores, count):
@@ -257,7 +266,7 @@ def test_limits(values, word):
 
 
 def gate_case(device, spoil=lambda level: None):
-    return Growing(*toy_case(0, 2, torch.float32, device), DynamicTree(3, 4, 9), 2.0, spoil)
+    return Growing(*toy_case(0, 2, torch.float32, device), DynamicTree(2, 3, 6), 2.0, spoil)
 
 
 def test_growing_passes_both_gates():
