@@ -89,10 +89,11 @@ def endpoints(worker: Worker, defaults: dict[str, Any]) -> None:
 
         Args:
             prompt: a thing, a style and a background in a few words, such as "red apple, 3d, white background"
-            method: ar, exact, lantern, lanternpp or annealed
+            method: ar, exact, lantern, lanternpp, annealed, coupled, coupled-relaxed or eagle2
             tree: a preset's name, branching per level such as "3,2,1", or {"parents": [-1, 0, 0, ...]}
             k: how many of the nearest codes may be pooled; 0 is exact
-            bound: δ from 0 to 1 for lantern, λ from 1 to 10 for lanternpp and annealed; null takes the method's default
+            bound: δ from 0 to 1 for lantern, λ from 1 to 10 for lanternpp, annealed
+                and coupled-relaxed; null takes the method's default
             gamma: annealed only: the bound's excess is multiplied by it at each further depth
             order: strict-first or sequential
             seed: the same seed and settings paint the same picture

@@ -14,7 +14,15 @@ STYLES = {"3D": "3d", "Flat": "flat", "Classic": "classic"}
 # Words that name a style in the training captions; a prompt that already holds one keeps it.
 STYLE_WORDS = ("3d", "fluent", "flat", "twitter style", "classic", "google style", "noto")
 
-METHODS = {"exact": "Exact tree", "lantern": "LANTERN, δ", "lanternpp": "LANTERN++, λ", "annealed": "Annealed, λ"}
+METHODS = {
+    "exact": "Exact tree",
+    "lantern": "LANTERN, δ",
+    "lanternpp": "LANTERN++, λ",
+    "annealed": "Annealed, λ",
+    "coupled": "Same picture",
+    "coupled-relaxed": "Same picture, λ",
+    "eagle2": "EAGLE-2",
+}
 CUSTOM = "custom"
 
 # The widgets of the page in the order in which handlers receive their values.
@@ -61,6 +69,7 @@ def uses(method: str) -> tuple[str, ...]:
         "lantern": ("k", "delta", "order"),
         "lanternpp": ("k", "lam", "order"),
         "annealed": ("k", "lam", "gamma", "order"),
+        "coupled-relaxed": ("k", "lam"),
     }.get(method, ())
 
 

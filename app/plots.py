@@ -13,7 +13,10 @@ from app import stage
 from lanternpp.trace import Trace
 
 LENGTHS = 6  # longer steps share the last colour
-COLORS = {"ar": "#6a7280", "exact": "#1d68b3", "lantern": "#16776f", "lanternpp": "#e0801f", "annealed": "#2b2e35"}
+COLORS = {
+    "ar": "#6a7280", "exact": "#1d68b3", "lantern": "#16776f", "lanternpp": "#e0801f", "annealed": "#2b2e35",
+    "coupled": "#7a4fb5", "coupled-relaxed": "#b0468c", "eagle2": "#5d6d1e",
+}
 VIRIDIS = ListedColormap(["#46186b", "#3d4b89", "#2b748e", "#25988a", "#63c860", "#fde725"])
 DIFFERENCE = LinearSegmentedColormap.from_list("difference", ["#2f7fd6", "#efece6", "#e0801f"])
 

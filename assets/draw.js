@@ -49,6 +49,9 @@ Lantern.methods = {
   lantern: { color: '--lantern', fill: '--lantern' },
   lanternpp: { color: '--relax', fill: '--relax-fill' },
   annealed: { color: '--annealed', fill: '--annealed' },
+  coupled: { color: '--coupled', fill: '--coupled' },
+  'coupled-relaxed': { color: '--swapped', fill: '--swapped' },
+  eagle2: { color: '--eagle', fill: '--eagle' },
 };
 Lantern.mark = method => {
   const fill = `var(${Lantern.methods[method].fill})`;
@@ -58,6 +61,9 @@ Lantern.mark = method => {
     lantern: `<path d="M6 .6 11.4 10.6H.6Z" fill="${fill}"/>`,
     lanternpp: `<path d="M6 0 12 6 6 12 0 6Z" fill="${fill}"/>`,
     annealed: `<rect x="1" y="1" width="10" height="10" fill="${fill}"/>`,
+    coupled: `<path d="M1 3.6h10M1 8.4h10" stroke="${fill}" stroke-width="2.6"/>`,
+    'coupled-relaxed': `<path d="M1 4.4q2.5-3 5 0t5 0M1 9.2q2.5-3 5 0t5 0" fill="none" stroke="${fill}" stroke-width="2"/>`,
+    eagle2: `<path d="M6 11V6M6 6 1.5 1.5M6 6l4.5-4.5" fill="none" stroke="${fill}" stroke-width="2.2"/>`,
   }[method];
   return `<svg class="mark" viewBox="0 0 12 12" aria-hidden="true">${shape}</svg>`;
 };

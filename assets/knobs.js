@@ -157,9 +157,10 @@ Lantern.shares = (run, knobs) => {
   const { q, r, m, d, v } = run.tested, own = run.settings, n = q.length;
   const mean = pass => (n ? q.reduce((sum, _, i) => sum + pass(i), 0) / n : 0);
   const bound = knobs.method === 'lantern' ? Number(knobs.delta) : Number(knobs.lam), k = Number(knobs.k), gamma = Number(knobs.gamma);
+  const drawn = /coupled|eagle2/;                                    // judged by the target's own draw, not by a ratio
   const exact = knobs.method === 'exact' || k === 0 || (knobs.method === 'lantern' ? bound === 0 : bound === 1);
   const asRun = knobs.method === own.method && k === own.k && bound === own.bound && (own.method !== 'annealed' || gamma === own.gamma);
-  if (own.temperature === 0) {                                   // greedy: no chance is involved, the verdicts are all there is
+  if (own.temperature === 0 || drawn.test(own.method) || drawn.test(knobs.method)) {  // greedy: no chance is involved, the verdicts are all there is
     return { n, greedy: true, strict: mean(i => v[i] === 'a'), pooled: mean(i => v[i] !== 'r'), known: asRun };
   }
   const strict = mean(i => Math.min(1, r[i] / q[i]));
@@ -244,8 +245,9 @@ Lantern.header = (element, text) => {
     for (const [name, value] of Object.entries(knobs)) {
       if (value === null || value === undefined || value === '') continue;
       if (name === 'branching' && knobs.tree !== 'custom') continue;
-      if ((name === 'lam' || name === 'gamma') && !/lanternpp|annealed/.test(knobs.method)) continue;
+      if ((name === 'lam' || name === 'gamma') && !/lanternpp|annealed|coupled-relaxed/.test(knobs.method)) continue;
       if ((name === 'delta' && knobs.method !== 'lantern') || (name === 'gamma' && knobs.method !== 'annealed')) continue;
+      if ((name === 'k' || name === 'order') && /^(exact|coupled|eagle2)$/.test(knobs.method)) continue;
       query.set(name, value);
     }
     const link = `${location.origin}${location.pathname}?${query}`, label = button.querySelector('span');

@@ -206,10 +206,10 @@ def test_coupled_paints_what_ar_paints_at_the_same_seed(rule, tree):
 
 
 def test_relaxed_coupling_departs_only_where_it_swapped():
-    neighbours = torch.stack([torch.arange(SHAPE.codes).roll(-1 - i) for i in range(8)], 1)
+    neighbours = torch.stack([torch.arange(SHAPE.codes).roll(-1 - i) for i in range(40)], 1)
     swaps = 0
-    for seed in range(6):
-        step = toy_step(TREE, Relaxation("coupled-relaxed", 8, 4.0), neighbours=neighbours)
+    for seed in range(12):
+        step = toy_step(TREE, Relaxation("coupled-relaxed", 40, 10.0), neighbours=neighbours)
         events = Decoder(step).generate(WORDS, seed)
         plain = decode(toy_step(PRESETS["root"]), seed)
         painted = [t for e in events for t in e.tokens]
@@ -250,9 +250,9 @@ def test_the_step_reads_only_its_past():
     step.prefill(WORDS, [0])
     first = step.pending_tokens[0, :1].clone()
     reach = step.reach(1)
-    tokens, _ = step._draft(reach)
-    _, p = step._score(tokens, reach)
-    tokens, p = tokens[0], p[0]
+    draft = step._draft(reach)
+    _, p = step._score(draft, reach)
+    tokens, p = draft.tokens[0], p[0]
     model = step.target
     for node in range(TREE.nodes + 1):
         path, at = [], node
