@@ -169,7 +169,11 @@ def recipe(spec: ModelSpec, name: str, parts: Mapping[str, nn.Module], keys: Col
 def plan(spec: ModelSpec, found: Mapping[str, Part], dtype: torch.dtype) -> dict[str, Job]:
     """Open the files of target, tokenizer and drafter and check every name and shape in them; reads no weights."""
     drafter = drafter_config(spec, found["drafter"]) if "drafter" in found else None
-    parts = modules(spec, target_config(spec, found["target"]), drafter)
+    shape = target_config(spec, found["target"])
+    if spec.vq.codes != shape.codes - (shape.row_end is not None):
+        raise ModelError(f"The target's config.json says {shape.codes} codes where the tokenizer has {spec.vq.codes}: "
+                         f"they do not belong together, so {found['target'].remedy}.")
+    parts = modules(spec, shape, drafter)
     jobs = {}
     for name, module in parts.items():
         weights = _open(spec, name, found[name])
