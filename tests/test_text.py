@@ -83,7 +83,7 @@ def test_captions_are_cleaned():
     pytest.importorskip("bs4")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert text.clean_caption("  A Red <b>Fox</b>  &amp; a `cat` https://a.com/x.png ") == 'a red fox a "cat"'
+        assert text.clean_caption("  A Red <b>Fox</b>  &amp; a `cat` https://a.com/x ") == 'a red fox a "cat"'
         assert text.clean_caption("a red apple, 3d") == "a red apple, 3d"
 
 
