@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .transformer import Block, KVCache, Rotary, TransformerConfig
+from .transformer import Block, KVCache, Rotary, TransformerConfig, run_blocks
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,10 @@ class Drafter(nn.Module):
                 slots: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Predicted hidden states (B, T, d).
 
-        tokens (T,) or (B, T) codes; hidden (B, T, d) the state that predicted each; positions (T,) of the tokens in the
-        target's sequence. Cache, slots and mask as in Transformer.forward.
+        tokens (B, T) or, where all rows read the same, (1, T) codes; hidden (B, T, d) the state that predicted each;
+        positions (T,) or (B, T) of the tokens in the target's sequence. Cache, slots and mask as in
+        Transformer.forward.
         """
         embedded = self.token_embedding(tokens).expand(hidden.shape[0], -1, -1)
         x = self.fuse(torch.cat([embedded.to(hidden.dtype), hidden], dim=-1))
-        turns = self.rotary(positions)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, turns, cache, layer, slots, mask)
-        return x
+        return run_blocks(self.blocks, x, self.rotary(positions), cache, slots, mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,20 +24,20 @@ class Sampling:
         return self.temperature == 0
 
 
-def guide(logits: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance: logits (2, T, V) of [conditional; unconditional] rows to float32 u + s(c − u) (T, V).
+def guide(logits: Tensor, scale: float, pictures: int = 1) -> Tensor:
+    """Classifier-free guidance: logits (2S, T, V), conditional rows first, to float32 u + s(c − u) (S, T, V).
 
-    A batch of one row (no guidance) is returned as it is, in float32.
+    A batch of S rows has no guidance and is returned as it is, in float32.
     """
     logits = logits.float()
-    if logits.shape[0] == 1:
-        return logits[0]
-    conditional, unconditional = logits[0], logits[1]
-    return unconditional + scale * (conditional - unconditional)
+    if logits.shape[0] == pictures:
+        return logits
+    conditional, unconditional = logits.chunk(2)
+    return torch.lerp(unconditional, conditional, scale)
 
 
 def distribution(logits: Tensor, sampling: Sampling, banned: Tensor | None = None) -> Tensor:
-    """Guided float32 logits (T, V) to probabilities (T, V): temperature, then top-k, then top-p.
+    """Guided float32 logits (…, V) to probabilities (…, V): temperature, then top-k, then top-p.
 
     banned (V,) bool marks codes that never occur. Greedy decoding reads the untruncated softmax at temperature 1.
     """
@@ -69,29 +70,34 @@ def draw_ranked(weights: Tensor, noise: Tensor, count: int) -> Tensor:
 
 
 class Noise(nn.Module):
-    """All randomness of a run, in three independent streams, each a function of (seed, position[, rank]) alone.
+    """All randomness of a run of S pictures, in three independent streams, each a function of (seed, position[, rank])
+    alone.
 
-    draft (L, V) and target (L, V): exponential noise for drafted tokens, and for AR, bonus and recovered tokens.
-    uniform (L, K): numbers in (0, 1] that judge the child of each rank. Sharing one stream between drafts and
-    recovered tokens would bias the output. Filled on the CPU, so that every device draws the same.
+    draft (S, L, V) and target (S, L, V): exponential noise for drafted tokens, and for AR, bonus and recovered tokens.
+    uniform (S, L, K): numbers in (0, 1] that judge the child of each rank. Sharing one stream between drafts and
+    recovered tokens would bias the output. Filled on the CPU, so that every device draws the same. children = 0: a run
+    that drafts nothing has the target's stream alone.
     """
 
-    def __init__(self, positions: int, codes: int, children: int, device: torch.device | None = None):
+    def __init__(self, pictures: int, positions: int, codes: int, children: int, device: torch.device | None = None):
         super().__init__()
-        children = max(1, children)
-        for name, shape in (("draft", (positions, codes)), ("target", (positions, codes)),
-                            ("uniform", (positions, children))):
-            self.register_buffer(name, torch.ones(shape, device=device), persistent=False)
+        sizes = {"target": codes, **({"draft": codes, "uniform": children} if children else {})}
+        for name in ("draft", "target", "uniform"):
+            shape = (pictures, positions, sizes.get(name, 1))
+            self.register_buffer(name, torch.ones(shape, device=device) if name in sizes else None, persistent=False)
 
-    def refill(self, seed: int) -> None:
-        """Refill all streams in place for a seed in 0 … 2^63−1."""
-        for stream, buffer in enumerate((self.draft, self.target, self.uniform)):
-            state = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(1, np.uint64)[0]
-            generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
-            if stream == 2:  # 127 numbers a position whatever the tree, so that they do not depend on its width
-                width = max(128, buffer.shape[1])
-                open_ended = torch.rand(buffer.shape[0], width, generator=generator)[:, : buffer.shape[1]]
-                buffer.copy_(1 - open_ended)
-            else:  # float64, because ties of the smallest numbers would decide races
-                uniform = torch.rand(buffer.shape, generator=generator, dtype=torch.float64)
-                buffer.copy_(torch.log1p(-uniform).neg_().clamp_(min=1e-30))
+    def refill(self, seeds: Sequence[int]) -> None:
+        """Refill all streams in place, one seed in 0 … 2^63−1 a picture."""
+        for picture, seed in enumerate(seeds):
+            for stream, buffer in enumerate((self.draft, self.target, self.uniform)):
+                if buffer is None:
+                    continue
+                state = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(1, np.uint64)[0]
+                generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
+                rows = buffer[picture]
+                if stream == 2:  # 127 numbers a position whatever the tree, so that they do not depend on its width
+                    width = max(128, rows.shape[1])
+                    rows.copy_(1 - torch.rand(len(rows), width, generator=generator)[:, : rows.shape[1]])
+                else:  # float64, because ties of the smallest numbers would decide races
+                    uniform = torch.rand(rows.shape, generator=generator, dtype=torch.float64)
+                    rows.copy_(uniform.neg_().log1p_().neg_().clamp_(min=1e-30))

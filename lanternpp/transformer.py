@@ -116,29 +116,41 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
 
 
 class KVCache(nn.Module):
-    """Preallocated keys and values (layers, B, H, M, head_dim), written and compacted in place."""
+    """Preallocated keys and values (layers, B, M, H, head_dim), written and compacted in place.
+
+    A slot's heads lie side by side, so that a write is one copy of whole rows and a picture's filled slots are a
+    leading slice: attention pays for `reach` slots, not for all.
+    """
 
     def __init__(self, layers: int, rows: int, heads: int, slots: int, head_dim: int, device=None, dtype=None):
         super().__init__()
-        shape = (layers, rows, heads, slots, head_dim)
+        shape = (layers, rows, slots, heads, head_dim)
         self.register_buffer("keys", torch.zeros(shape, device=device, dtype=dtype), persistent=False)
         self.register_buffer("values", torch.zeros(shape, device=device, dtype=dtype), persistent=False)
+        self.register_buffer("first", (torch.arange(rows, device=device) * slots).unsqueeze(1), persistent=False)
 
     @property
     def slots(self) -> int:
-        return self.keys.shape[3]
+        return self.keys.shape[2]
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (B, H, T, head_dim) at slots (T,); returns the layer, (B, H, M, head_dim) each."""
-        k, v = self.keys[layer], self.values[layer]
-        k.index_copy_(2, slots, keys)
-        v.index_copy_(2, slots, values)
-        return k, v
+    def flat(self, slots: Tensor) -> Tensor:
+        """Slots (T,), the same for all rows, or (B, T) -> their numbers in a layer counted over all rows, (B·T,)."""
+        return (self.first + slots).flatten()
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, at: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """Write keys and values (B, T, H, head_dim) at flat numbers `at` (B·T,); returns the layer's first `reach`
+        slots, (B, H, reach, head_dim) each."""
+        found = []
+        for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            store.flatten(0, 1).index_copy_(0, at, new.flatten(0, 1))
+            found.append(store[:, :reach].transpose(1, 2))
+        return found[0], found[1]
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots `source` (n,) to slots `target` (n,) in every layer; the two may overlap."""
-        for store in (self.keys, self.values):
-            store.index_copy_(3, target, store.index_select(3, source))
+        """Copy slots `source` to slots `target`, (T,) or (B, T), in every layer; the two may overlap."""
+        source, target = self.flat(source), self.flat(target)
+        for store in (self.keys.flatten(1, 2), self.values.flatten(1, 2)):
+            store.index_copy_(1, target, store.index_select(1, source))
 
 
 class HeadNorm(nn.Module):
@@ -168,19 +180,33 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: Tensor, turns: Tensor, cache: KVCache | None, layer: int, slots: Tensor | None,
-                mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, turns: Tensor, mask: Tensor | None = None, cache: KVCache | None = None,
+                layer: int = 0, at: Tensor | None = None, reach: int = 0) -> Tensor:
         batch, count, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, count, 3 * self.heads, width // self.heads)
         qk, v = qkv.split([2 * self.heads, self.heads], dim=2)
-        q, k = rotate(self.qk_norm(qk), turns).transpose(1, 2).chunk(2, dim=1)
-        v = v.transpose(1, 2)
-        if cache is not None:
-            k, v = cache.write(layer, k, v, slots)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        q, k = rotate(self.qk_norm(qk), turns).chunk(2, dim=2)
+        if cache is None:
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        else:
+            k, v = cache.write(layer, k, v, at, reach)
+        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, is_causal=mask is None)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, count, width))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
+
+
+def run_blocks(blocks: nn.ModuleList, x: Tensor, turns: Tensor, cache: KVCache | None, slots: Tensor | None,
+               mask: Tensor | None) -> Tensor:
+    """x (B, T, d) through all blocks; cache, slots and mask as in Transformer.forward."""
+    if cache is None:
+        for block in blocks:
+            x = block(x, turns, mask)
+        return x
+    at, reach = cache.flat(slots), mask.shape[-1]
+    for layer, block in enumerate(blocks):
+        x = block(x, turns, mask, cache, layer, at, reach)
+    return x
 
 
 class Transformer(nn.Module):
@@ -230,7 +256,7 @@ class Transformer(nn.Module):
         return self.prefix.pooled(rows) if self.config.pooled else None
 
     def embed(self, tokens: Tensor, shift: Tensor | None) -> Tensor:
-        """Codes (T,) or (B, T) and caption_shift's result -> (…, T, d)."""
+        """Codes (B, T) and caption_shift's result (B, 1, d) -> (B, T, d)."""
         x = self.token_embedding(tokens)
         return x if shift is None else x + shift
 
@@ -238,13 +264,11 @@ class Transformer(nn.Module):
                 mask: Tensor | None = None) -> Tensor:
         """Embedded rows x (B, T, d) at sequence positions (T,) or (B, T) -> hidden (B, T, d) after the final norm.
 
-        Without a cache attention is causal over x itself, unless mask (broadcastable to (B, 1, T, T), True = attend)
-        is given. With a cache the rows are written at slots (T,) and mask (…, T, M) says what each query may see.
+        Without a cache attention is causal over x itself, unless mask (broadcastable to (B, 1, T, T)) is given. With a
+        cache the rows are written at slots (T,) or (B, T), and mask (…, T, M′) says what each query may see of the
+        first M′ slots. A mask is bool, True = attend, or what is added to the scores.
         """
-        turns = self.rotary(positions)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, turns, cache, layer, slots, mask)
-        return self.norm(x)
+        return self.norm(run_blocks(self.blocks, x, self.rotary(positions), cache, slots, mask))
 
 
 def prefix_mask(valid: Tensor, padded_rows: Literal["self", "causal"] = "self") -> Tensor:

@@ -65,7 +65,7 @@ class Verdict(NamedTuple):
 
 def verify(p: Tensor, q: Tensor, tokens: Tensor, buffers: TreeBuffers, relaxation: Relaxation,
            neighbours: Tensor | None, uniform: Tensor, noise: Tensor, greedy: bool = False) -> Verdict:
-    """Judge a drafted tree.
+    """Judge one picture's drafted tree; torch.vmap judges several.
 
     p (N+1, V): target at every node, root first. q (I, V): drafter at the nodes with children, breadth-first.
     tokens (N+1,): the nodes' codes. neighbours (V, ≥k) int64, or None where the rule is strict.
@@ -75,7 +75,7 @@ def verify(p: Tensor, q: Tensor, tokens: Tensor, buffers: TreeBuffers, relaxatio
     """
     tree = buffers.tree
     if tree.nodes == 0:
-        return _undrafted(p, noise, greedy)
+        return Verdict(*(x.squeeze(0) for x in undrafted(p.unsqueeze(0), noise.unsqueeze(0), greedy)))
     residual, left = p.index_select(0, buffers.parents), q.index_select(0, buffers.node_row)
     depth = buffers.depths.index_select(0, buffers.parents)
     judges = uniform.index_select(0, depth)
@@ -156,14 +156,14 @@ def _walk(below: Tensor, depth: int) -> tuple[Tensor, Tensor]:
 
 
 def _draw(weights: Tensor, noise: Tensor, greedy: bool) -> Tensor:
-    """One code a row: (n, V) -> (n,)."""
+    """One code a row: (…, V) -> (…,)."""
     return (weights if greedy else weights / noise).argmax(-1)
 
 
-def _undrafted(p: Tensor, noise: Tensor, greedy: bool) -> Verdict:
-    """The tree that is only a root: plain autoregression."""
-    token = _draw(p[:1], noise[:1], greedy)
-    nothing, flags = p.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=p.device)
-    path = torch.zeros(1, dtype=torch.int64, device=p.device)
-    committed = torch.ones((), dtype=torch.int64, device=p.device)
-    return Verdict(path, committed, token, flags, flags, flags, nothing, nothing, nothing, nothing)
+def undrafted(p: Tensor, noise: Tensor, greedy: bool) -> Verdict:
+    """Plain autoregression of S pictures, the tree that is only a root: p (S, 1, V) and noise (S, 1, V). The Verdict's
+    tensors have a leading S."""
+    token = _draw(p, noise, greedy)
+    nothing, flags = p.new_zeros(len(p), 0), torch.zeros(len(p), 0, dtype=torch.bool, device=p.device)
+    return Verdict(torch.zeros_like(token), torch.ones_like(token[:, 0]), token, flags, flags, flags, nothing, nothing,
+                   nothing, nothing)

@@ -66,7 +66,7 @@ def test_prefill_token_tree_compaction():
     close(hidden[valid], t["s0/hidden"][valid])
     picture = slice(OFFSET, OFFSET + CODES)
     close(model.head(hidden[:, -1]), t["s0/logits_last"][:, picture])
-    guided = guide(model.head(hidden[:, -1:]), 3.0)
+    guided = guide(model.head(hidden[:, -1:]), 3.0)[0]
     close(guided, t["s0/cfg_logits_masked"][:, picture], 2e-4)
     outside = torch.ones(96, dtype=torch.bool)
     outside[picture] = False  # what the reference forbids has no row in the head here
@@ -76,14 +76,14 @@ def test_prefill_token_tree_compaction():
     def run(ids, depths, start, ancestors):
         codes = ids.long() - OFFSET
         slots = start + torch.arange(len(codes))
-        x = model.embed(codes, None).expand(2, -1, -1)
+        x = model.embed(codes.unsqueeze(0), None).expand(2, -1, -1)
         return model(x, depths[0].long(), cache, slots, view(valid, start, ancestors))
 
     one = run(t["s0/greedy_token"], t["s1/pos"], PROMPT, torch.ones(1, 1))
     close(one, t["s1/hidden"])
     tree = run(t["s2/ids"], t["s2/pos"], PROMPT + 1, t["s2/tree_mask"])
     close(tree, t["s2/hidden"])
-    close(guide(model.head(tree), 3.0), t["s2/cfg_logits_masked"][0][:, picture], 2e-4)
+    close(guide(model.head(tree), 3.0)[0], t["s2/cfg_logits_masked"][0][:, picture], 2e-4)
     cache.move(PROMPT + 1 + t["s3/accepted_nodes"].long(), PROMPT + 1 + torch.arange(3))
     last = run(t["s3/ids"], t["s3/pos"], PROMPT + 4, t["s3/tree_mask"])
     close(last, t["s3/hidden"])
@@ -144,7 +144,7 @@ def test_drafter_prefill_and_levels():
     model, head, t = drafter()
     out, cache, valid = run_drafter(model, t)
     close(out[valid], t["d0/hidden_out"][valid])
-    close(guide(F.linear(out[:, -1:], head), 3.0), t["d0/cfg_logits_last_masked"][:, OFFSET:OFFSET + CODES], 2e-4)
+    close(guide(F.linear(out[:, -1:], head), 3.0)[0], t["d0/cfg_logits_last_masked"][:, OFFSET:OFFSET + CODES], 2e-4)
     first = model(t["d1/ids"].long() - OFFSET, out[:, -1:].expand(-1, 2, -1), torch.full((2,), PROMPT + 1), cache,
                   PROMPT + torch.arange(2), view(valid, PROMPT, torch.eye(2)))
     close(first, t["d1/hidden_out"])
@@ -170,8 +170,8 @@ def test_drafter_static_tree():
             for other_row, other in enumerate(inner[1: row + 1]):
                 seen[..., PROMPT + other_row] = ancestors[node, other]
             place, slot = torch.tensor([PROMPT + tree.depths[node]]), torch.tensor([PROMPT + row - 1])
-            states[node] = model(torch.tensor([codes[node]]), states[tree.parents[node]], place, cache, slot, seen)
-        top = guide(F.linear(states[node], head), 3.0)[0].topk(10)
+            states[node] = model(torch.tensor([[codes[node]]]), states[tree.parents[node]], place, cache, slot, seen)
+        top = guide(F.linear(states[node], head), 3.0)[0, 0].topk(10)
         assert (top.indices + OFFSET).tolist() == t[f"{name}/tokens"][row].tolist()
         close(top.values, t[f"{name}/cfg_logits"][row], 2e-4)
         for child in tree.children[node]:

@@ -160,6 +160,40 @@ def test_events_cover_the_picture():
                 assert [event.drafted[n - 1] for n in event.path] == list(event.tokens[: len(event.path)])
 
 
+@pytest.mark.parametrize("tree", [PRESETS["root"], TREE, PRESETS["cpu8"]], ids=lambda t: t.name)
+@pytest.mark.parametrize("guided", [True, False])
+def test_pictures_side_by_side_equal_pictures_alone(tree, guided):
+    """Each keeps its own position, noise and end, though they end after different numbers of steps."""
+    words = torch.tensor([[0, 2, 5, 7, 9], [3, 4, 5, 6, 7], [0, 0, 0, 8, 11]])
+    seeds, neighbours = [4, 5, 6], torch.stack([torch.arange(SHAPE.codes).roll(-1 - i) for i in range(8)], 1)
+    model = target().double()
+
+    def step(pictures):
+        return Step(model, drafter(model).double(), tree, RELAXED, Sampling(2.0, 1.0, 40), neighbours, guided=guided,
+                    pictures=pictures)
+
+    together = Decoder(step(3)).generate_many(words, seeds)
+    assert len({len(events) for events in together}) > 1 or not tree.nodes
+    for picture, seed in enumerate(seeds):
+        alone = Decoder(step(1)).generate(words[picture:picture + 1], seed)
+        for a, b in zip(together[picture], alone, strict=True):
+            assert (a.tokens, a.position, a.path, a.drafted, a.verdicts) == (b.tokens, b.position, b.path, b.drafted,
+                                                                             b.verdicts)
+            assert a.q == pytest.approx(b.q, abs=1e-9) and a.mass == pytest.approx(b.mass, abs=1e-9)
+
+
+def test_attention_over_the_filled_slots_alone_changes_nothing():
+    """The step that looks at `reach` slots against the one that looks at all."""
+    short, full = toy_step(), toy_step()
+    for step in (short, full):
+        step.prefill(WORDS, [3])
+    while int(short.position) < short.length:
+        reach = short.reach(int(short.position))
+        assert reach <= short.cache.slots
+        for a, b in zip(short(reach), full(), strict=True):
+            assert torch.allclose(a, b, atol=1e-9)
+
+
 def test_same_seed_same_picture_and_state_is_reset():
     step = toy_step()
     assert decode(step, 5) == decode(step, 5) != decode(step, 6)
@@ -168,10 +202,12 @@ def test_same_seed_same_picture_and_state_is_reset():
 def test_the_step_reads_only_its_past():
     """Scores of a tree equal the target's scores of each path decoded alone, cache and mask included."""
     step = toy_step(TREE)
-    step.prefill(WORDS, 0)
-    first = step.pending_tokens[:1].clone()
-    tokens, _ = step._draft()
-    _, p = step._score(tokens)
+    step.prefill(WORDS, [0])
+    first = step.pending_tokens[0, :1].clone()
+    reach = step.reach(1)
+    tokens, _ = step._draft(reach)
+    _, p = step._score(tokens, reach)
+    tokens, p = tokens[0], p[0]
     model = step.target
     for node in range(TREE.nodes + 1):
         path, at = [], node
@@ -182,4 +218,4 @@ def test_the_step_reads_only_its_past():
         rows = model.prefix_rows(WORDS, True)
         x = torch.cat([rows, model.embed(codes.expand(2, -1), model.caption_shift(rows))], dim=1)
         hidden = model(x, torch.arange(x.shape[1]))[:, -1:]
-        assert torch.allclose(step._distribution(model.head(hidden))[0], p[node], atol=1e-6)
+        assert torch.allclose(step._distribution(model.head(hidden))[0, 0], p[node], atol=1e-6)

@@ -26,7 +26,7 @@ def test_prefill_and_levels():
     slots = torch.arange(120)
     out = model(ids, hidden, slots + 1, cache, slots, causal(120, 140))
     close(out, t["d0/hidden_out"])
-    close(guide(F.linear(out[:, -1:], head), 7.5), t["d0/cfg_logits_last"], 2e-4)
+    close(guide(F.linear(out[:, -1:], head), 7.5)[0], t["d0/cfg_logits_last"], 2e-4)
 
     level = model(t["d1/ids"].long(), out[:, -1:].expand(-1, 2, -1), t["d1/pos"].long() + 1, cache,
                   torch.tensor([120, 121]), torch.cat([causal(120, 140)[-1:].expand(2, -1)[:, :120],
@@ -65,8 +65,8 @@ def test_static_trees(name, preset):
             for other_row, other in enumerate(inner[1: row + 1]):
                 view[:, 120 + other_row] = ancestors[node, other]
             place = torch.tensor([120 + tree.depths[node]])
-            states[node] = model(torch.tensor([codes[node]]), states[tree.parents[node]], place, cache, at, view)
-        logits = guide(F.linear(states[node], head), 7.5)[0]
+            states[node] = model(torch.tensor([[codes[node]]]), states[tree.parents[node]], place, cache, at, view)
+        logits = guide(F.linear(states[node], head), 7.5)[0, 0]
         top = logits.topk(10)
         assert top.indices.tolist() == t[f"{name}/tokens"][row].tolist()
         close(top.values, t[f"{name}/cfg_logits"][row], 2e-4)

@@ -79,10 +79,10 @@ def test_low_temperatures_stay_finite():
 def test_guidance():
     conditional, unconditional = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, 3.0]])
     both = torch.stack([conditional, unconditional])
-    assert guide(both, 3.0).tolist() == [[2.0, 0.0]]
-    assert guide(both, 1.0).tolist() == conditional.tolist()
-    assert guide(both, 0.0).tolist() == unconditional.tolist()
-    assert guide(conditional.unsqueeze(0), 7.5).tolist() == conditional.tolist()  # one row: no guidance
+    assert guide(both, 3.0)[0].tolist() == [[2.0, 0.0]]
+    assert guide(both, 1.0)[0].tolist() == conditional.tolist()
+    assert guide(both, 0.0)[0].tolist() == unconditional.tolist()
+    assert guide(conditional.unsqueeze(0), 7.5)[0].tolist() == conditional.tolist()  # one row: no guidance
 
 
 def test_bfloat16_logits_are_mixed_and_normalised_in_float32():
@@ -139,9 +139,9 @@ def test_ranked_draws_of_fewer_are_a_prefix_and_impossible_codes_come_last():
 
 
 def filled(seed: int, positions: int = 40, codes: int = 50, children: int = 4) -> dict[str, torch.Tensor]:
-    noise = Noise(positions, codes, children)
-    noise.refill(seed)
-    return {name: getattr(noise, name).clone() for name in STREAMS}
+    noise = Noise(1, positions, codes, children)
+    noise.refill([seed])
+    return {name: getattr(noise, name)[0].clone() for name in STREAMS}
 
 
 def test_noise_is_a_function_of_seed_and_position_alone():
@@ -153,17 +153,19 @@ def test_noise_is_a_function_of_seed_and_position_alone():
         assert torch.equal(small[name], large[name][:20])
     assert torch.equal(small["uniform"], large["uniform"][:20, :2])
     torch.set_rng_state(torch_state)
-    noise = Noise(20, 50, 2)
-    noise.refill(8)
-    noise.refill(7)
-    assert all(torch.equal(getattr(noise, name), small[name]) for name in STREAMS)
-    assert filled(7, children=0)["uniform"].shape == (40, 1)  # a tree of a root alone
+    noise = Noise(2, 20, 50, 2)
+    noise.refill([8, 9])
+    noise.refill([6, 7])  # one of several pictures
+    assert all(torch.equal(getattr(noise, name)[1], small[name]) for name in STREAMS)
+    alone = Noise(1, 20, 50, 0)  # a tree of a root alone: nothing is drafted
+    alone.refill([7])
+    assert alone.draft is alone.uniform is None and torch.equal(alone.target[0], small["target"])
 
 
 def test_noise_refills_in_place():
-    noise = Noise(5, 6, 2)
+    noise = Noise(1, 5, 6, 2)
     before = [getattr(noise, name).data_ptr() for name in STREAMS]
-    noise.refill(1)
+    noise.refill([1])
     assert before == [getattr(noise, name).data_ptr() for name in STREAMS]
     assert not noise.state_dict()  # nothing of it is saved with a model
 

@@ -58,10 +58,10 @@ def test_hf_prefill_token_tree_compaction():
 
     one = run(t["s1/token"], torch.tensor([120]), 120, torch.ones(1, 1))
     close(one, t["s1/hidden"])
-    close(guide(model.head(one), 7.5), t["s1/cfg_logits"][0], 2e-4)
+    close(guide(model.head(one), 7.5)[0], t["s1/cfg_logits"][0], 2e-4)
     tree = run(t["s2/ids"], t["s2/pos"], 121, t["s2/tree_mask"])
     close(tree, t["s2/hidden"])
-    close(guide(model.head(tree), 7.5), t["s2/cfg_logits"][0], 2e-4)
+    close(guide(model.head(tree), 7.5)[0], t["s2/cfg_logits"][0], 2e-4)
     cache.move(121 + t["s3/accepted_nodes"].long(), 121 + torch.arange(3))
     close(run(t["s3/ids"], t["s3/pos"], 124, t["s3/tree_mask"]), t["s3/hidden"])
 
@@ -146,6 +146,6 @@ def test_cast_keeps_rotary_exact():
 
 def test_cache_move_with_overlap():
     cache = KVCache(2, 1, 1, 8, 4)
-    cache.keys.copy_(torch.arange(8.0).view(1, 1, 1, 8, 1).expand_as(cache.keys))
+    cache.keys.copy_(torch.arange(8.0).view(1, 1, 8, 1, 1).expand_as(cache.keys))
     cache.move(torch.tensor([3, 5, 7]), torch.tensor([2, 3, 4]))
-    assert cache.keys[1, 0, 0, :, 0].tolist() == [0, 1, 3, 5, 7, 5, 6, 7]
+    assert cache.keys[1, 0, :, 0, 0].tolist() == [0, 1, 3, 5, 7, 5, 6, 7]
