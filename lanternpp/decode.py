@@ -154,6 +154,7 @@ class Step(nn.Module):
         root = self.pending_tokens.gather(1, last)
         if not self.tree.nodes:
             return root, None
+        head = self.drafter.head or self.target.head
         tree, slots = self.tree, self.slots[: min(reach, self.drafter_cache.slots)]
         # Catch-up. Rows past `last` read junk at slots that no query sees before they are written again.
         places = self.prefix + (self.position - self.committed).unsqueeze(1) + self.places
@@ -173,7 +174,7 @@ class Step(nn.Module):
                                          self._by_row(place), self.drafter_cache, self._by_row(root_slot + level),
                                          self._bias(view))
                 states = torch.cat([states, predicted], dim=1)
-            q = self._distribution(self.target.head(predicted))
+            q = self._distribution(head(predicted))
             distributions.append(q)
             most = max(len(tree.children[n]) for n in nodes)
             drawn = (q.topk(most, dim=-1).indices if self.sampling.greedy else

@@ -33,12 +33,16 @@ class DrafterConfig:
 
 
 class Drafter(nn.Module):
-    """Own token embedding (published ones differ from the target's), one or more blocks, no final norm."""
+    """Own token embedding (published ones differ from the target's), one or more blocks, no final norm.
+
+    head: what turns its hidden states into logits; the target's where it is None.
+    """
 
     def __init__(self, config: DrafterConfig, target: TransformerConfig):
         super().__init__()
         self.config, self.target = config, target
         self.heads = config.heads or target.heads
+        self.register_module("head", None)
         prompt = target.condition if target.prefix_kind == "tokens" else 0
         self.token_embedding = nn.Embedding(target.codes + prompt, target.width)
         self.fuse = nn.Linear(2 * target.width, target.width, bias=config.bias)
@@ -48,7 +52,7 @@ class Drafter(nn.Module):
                   config.attention_norm or layer > 0, config.qk_norm) for layer in range(config.layers))
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
-        weight = self.fuse.weight
+        weight = self.token_embedding.weight
         return KVCache(self.config.layers, rows, self.heads, slots, self.target.width // self.heads,
                        weight.device, weight.dtype)
 

@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from . import hub, vq
 from .decode import Decoder, Step
+from .drafter import Drafter
+from .quantize import int8_drafter
 from .relax import cached_nearest_codes
 from .settings import Settings, SettingsError
 from .trace import StepEvent, Trace
@@ -123,15 +126,24 @@ class LanternPipeline:
         codes = codes.view(1, config.grid, -1)[..., : config.grid].flatten(1)  # without row ends
         return vq.to_pil(self.bundle.tokenizer.decode(codes, (config.grid, config.grid)))[0]
 
-    def step(self, settings: Settings) -> Step:
+    @cached_property
+    def drafter(self) -> Drafter | None:
+        """The drafter that decodes: on a CPU that works in float32 an int8 copy of the model's."""
+        drafter, target = self.bundle.drafter, self.bundle.target
+        if drafter is None or target.device.type != "cpu" or target.dtype != torch.float32:
+            return drafter
+        return int8_drafter(drafter, target.head) or drafter
+
+    def step(self, settings: Settings, pictures: int = 1) -> Step:
         """The decoding step that these settings ask for, with fresh state."""
         drafts = settings.tree.nodes > 0
         if drafts and self.bundle.drafter is None:
             raise SettingsError("method", f"The model {self.bundle.name} has no drafter, so it cannot draft a tree: "
                                           "use the method ar.")
         relaxed = drafts and not settings.relaxation.strict
-        return Step(self.bundle.target, self.bundle.drafter if drafts else None, settings.tree, settings.relaxation,
-                    settings.sampling, self.neighbours if relaxed else None, guided=settings.cfg_scale != 1)
+        return Step(self.bundle.target, self.drafter if drafts else None, settings.tree, settings.relaxation,
+                    settings.sampling, self.neighbours if relaxed else None, guided=settings.cfg_scale != 1,
+                    pictures=pictures)
 
     def stream(self, settings: Settings) -> Iterator[StepEvent]:
         """Decode one picture, yielding each step's event; the generator's return value is the Output.
