@@ -185,3 +185,41 @@ def test_control_drafter_that_sees_padding_is_another():
     tokens = torch.cat([ids[:, :-1] + CODES, ids[:, -1:] - OFFSET], dim=1)
     out = model(tokens, t["d0/hidden_in"], torch.arange(PROMPT) + 1)
     assert (out[1, -1] - t["d0/hidden_out"][1, -1]).abs().max() > 1e-2
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["dyn0", "dyn1"])
+def test_drafter_dynamic_trees(name):
+    """EAGLE-2's trees of the reference: the second continues the first with four more tokens."""
+    dynamic = pytest.importorskip("lanternpp.dynamic")
+    model, head, t = drafter()
+    ids, hidden = t["d0/input_ids"].long(), t["d0/hidden_in"]
+    tokens = torch.cat([ids[:, :-1] + CODES, ids[:, -1:] - OFFSET], dim=1)
+    if name == "dyn1":
+        more = t["dyn1/input_ids"].long()[PROMPT + 1:] - OFFSET
+        tokens, hidden = torch.cat([tokens, more.expand(2, -1)], 1), torch.cat([hidden, t["dyn1/hidden_in"]], 1)
+    count = tokens.shape[1]
+    valid = F.pad(t["d0/mask"].bool(), (0, count - PROMPT), value=True)
+    mask = F.pad(prefix_mask(valid), (0, SLOTS - count))
+    cache, places = model.new_cache(2, SLOTS), torch.arange(count)
+    states = model(tokens, hidden, places + 1, cache, places, mask)[:, -1:]
+    seen = F.pad(valid, (0, SLOTS - count), value=True)
+
+    def logp():
+        return guide(F.linear(states, head), 3.0).log_softmax(-1)
+
+    def call(level):
+        nonlocal states
+        view = dynamic.slot_mask(level.view, torch.arange(SLOTS)[None] - (count - 1)) & seen[:, None]
+        before = states.gather(1, level.parents.expand(2, -1)[..., None].expand(-1, -1, states.shape[-1]))
+        position = torch.full((level.tokens.shape[1],), count + level.depth)
+        states = model(level.tokens, before, position, cache, count - 1 + level.slots, view.unsqueeze(1))
+        return logp()
+
+    grown = dynamic.grow(tokens[:1, -1], logp()[:, 0], call, dynamic.DynamicTree(top_k=4, depth=4, total=12))
+    assert (grown.tokens[0] + OFFSET).tolist() == t[f"{name}/draft_tokens"].tolist()
+    assert torch.equal(grown.ancestors[0], t[f"{name}/tree_mask"].bool())
+    assert grown.depths[0].tolist() == t[f"{name}/tree_position_ids"].tolist()
+    leaves = set(range(13)) - set(grown.parents[0].tolist())
+    assert {tuple(n for n in row if n >= 0) for row in t[f"{name}/retrieve_indices"].tolist()} == {
+        tuple(grown.ancestors[0, leaf].nonzero().flatten().tolist()) for leaf in leaves}
