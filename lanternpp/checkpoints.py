@@ -182,8 +182,9 @@ def weight_files(folder: Path, what: str, remedy: str) -> list[Path]:
 
 
 def size(module: nn.Module, dtype: torch.dtype) -> int:
-    """Bytes of a module's stored tensors in dtype."""
-    return sum(value.numel() for value in module.state_dict().values()) * dtype.itemsize
+    """Bytes of a module's stored tensors in dtype; a tensor with two names counts once."""
+    tensors = {id(value): value for value in module.state_dict(keep_vars=True).values()}
+    return sum(value.numel() for value in tensors.values()) * dtype.itemsize
 
 
 def free_memory(device: torch.device) -> int:

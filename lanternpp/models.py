@@ -64,6 +64,7 @@ class ModelSpec:
 
 LLAMAGEN = "FoundationVision/LlamaGen"
 LLAMAGEN_TEXT = "peizesun/llamagen_t2i"
+T5_PARAMETERS = 1_223_527_424  # of its encoder
 T5 = Source("google/flan-t5-xl", ("*.json", "*.safetensors", "spiece.model"))
 # The decoder of Chameleon's tokenizer is in no transformers-style checkpoint; this is Meta's file as Lumina's authors
 # point to it. text_tokenizer.json stands beside it.

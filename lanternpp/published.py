@@ -18,7 +18,7 @@ from torch import nn
 from . import keymaps
 from .checkpoints import ModelError, Recipe, Weights, check, fill, need_memory, open_weights, size, weight_files
 from .drafter import Drafter, DrafterConfig
-from .models import ModelSpec, Source
+from .models import T5_PARAMETERS, ModelSpec, Source
 from .text import CaptionPrompt, ClassPrompt, TokenPrompt
 from .transformer import Transformer, TransformerConfig
 from .vq import Tokenizer
@@ -76,6 +76,22 @@ def snapshot(source: Source, local: bool = False) -> Path:
                          "goes on where it stopped.") from error
 
 
+def cached(source: Source) -> Part | None:
+    """The part where the hub's cache has all of its files."""
+    try:
+        part = Part(snapshot(source, local=True), source, f"fetch it with `{source.command()}`")
+        files = [part.file] if part.file is not None else weight_files(part.folder, source.repo, part.remedy)
+    except ModelError:
+        return None
+    return part if all(path.is_file() for path in files) else None
+
+
+def missing(spec: ModelSpec) -> list[str]:
+    """The commands that fetch what the hub's cache lacks of a model; none where it is all there."""
+    groups = (spec.targets, (spec.tokenizer,), (spec.text,), (spec.drafters,))
+    return [group[0].command() for group in groups if group[0] and not any(map(cached, group))]
+
+
 def locate(name: str, sources: tuple[Source, ...], root: Path | None) -> Part:
     """Part `name`: root/name, else the first source that the hub's cache has, else a download of the first."""
     folder = root / name if root is not None else None
@@ -83,11 +99,9 @@ def locate(name: str, sources: tuple[Source, ...], root: Path | None) -> Part:
         parts = [Part(folder, source, f"fetch it with `{source.command(folder)}`") for source in sources]
         return next((part for part in parts if part.file is not None and part.file.is_file()),
                     next((part for part in parts if part.file is None), parts[0]))
-    for source in sources if len(sources) > 1 else ():
-        try:
-            return Part(snapshot(source, local=True), source, f"fetch it with `{source.command()}`")
-        except ModelError:
-            continue
+    for source in sources:
+        if part := cached(source):
+            return part
     return Part(snapshot(sources[0]), sources[0], f"fetch it with `{sources[0].command()}`")
 
 
@@ -198,11 +212,21 @@ def _open(spec: ModelSpec, name: str, part: Part) -> Weights:
     return open_weights(weight_files(part.folder, what, part.remedy), what, part.remedy)
 
 
-def working_memory(shape: TransformerConfig, dtype: torch.dtype, pictures: int = 1) -> int:
-    """Bytes of caches and noise while decoding with guidance, a tree of 127 nodes reckoned."""
+def working_memory(spec: ModelSpec, shape: TransformerConfig, dtype: torch.dtype, pictures: int = 1) -> int:
+    """Bytes, about, of caches and noise while decoding with guidance and a tree of 127 nodes, then of pixels."""
     slots = shape.prefix + shape.image_tokens + 160
     cache = 2 * (shape.layers + 1) * 2 * slots * shape.width * dtype.itemsize
-    return pictures * (cache + 8 * shape.image_tokens * shape.codes)
+    side = shape.grid * spec.vq.pixels_per_code
+    pixels = 5 * 4 * side**2 * spec.vq.block_out_channels[0]  # five float32 maps at full size in the widest block
+    return pictures * (cache + 8 * shape.image_tokens * shape.codes) + pixels
+
+
+def memory(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> dict[str, int]:
+    """Bytes that a model needs, by part: target, drafter, tokenizer, text, working. Needs no files."""
+    sizes = {name: size(part, torch.float32 if name == "tokenizer" else dtype)
+             for name, part in modules(spec, spec.target, spec.drafter).items()}
+    text = {"text": T5_PARAMETERS * dtype.itemsize} if spec.text else {}
+    return sizes | text | {"working": working_memory(spec, spec.target, dtype)}
 
 
 def text_size(folder: Path, dtype: torch.dtype, remedy: str) -> int:
@@ -233,7 +257,7 @@ def load(spec: ModelSpec, dtype: torch.dtype, device: torch.device, root: Path |
     jobs = plan(spec, found, dtype)
     shape = jobs["target"].module.config
     text_device = text_device or device
-    needed = {device: sum(size(job.module, job.dtype) for job in jobs.values()) + working_memory(shape, dtype)}
+    needed = {device: sum(size(job.module, job.dtype) for job in jobs.values()) + working_memory(spec, shape, dtype)}
     if spec.text:
         needed[text_device] = needed.get(text_device, 0) + text_size(found["text"].folder, dtype, found["text"].remedy)
     for place, count in needed.items():

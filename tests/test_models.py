@@ -9,8 +9,8 @@ import torch
 
 from lanternpp import keymaps
 from lanternpp.checkpoints import ModelError, Weights, check, size
-from lanternpp.models import MODELS, Source
-from lanternpp.published import modules, recipe, working_memory
+from lanternpp.models import MODELS, T5_PARAMETERS, Source
+from lanternpp.published import memory, modules, recipe
 
 PUBLISHED = [  # list in keys.json, part, the models that read it
     *((f"official/c2i_{size}", "target", [name for name in MODELS if name.startswith(f"llamagen-c2i-{size}")])
@@ -127,8 +127,16 @@ def test_commands_fetch_what_is_read(tmp_path):
 
 
 def test_memory_of_full_size_models_needs_no_memory():
-    whole = {name: sum(size(part, torch.bfloat16) for part in parts(name).values()) for name in MODELS}
-    assert 1.6e9 < whole["llamagen-t2i-256"] < 2.0e9 and 6.1e9 < whole["llamagen-c2i-3B"] < 6.6e9
-    assert 13e9 < whole["anole-7b"] < 16e9
-    shape = MODELS["lumina-mgpt-7b-768"].target
-    assert 2.5e9 < working_memory(shape, torch.bfloat16) < 4e9
+    whole = {name: memory(spec) for name, spec in MODELS.items()}
+    assert 1.5e9 < whole["llamagen-t2i-256"]["target"] < 1.6e9 and 6.1e9 < whole["llamagen-c2i-3B"]["target"] < 6.3e9
+    assert 13e9 < whole["anole-7b"]["target"] < 14e9 and "text" not in whole["anole-7b"]
+    assert 4e9 < whole["lumina-mgpt-7b-768"]["working"] < 6e9
+    assert sum(memory(MODELS["anole-7b"], torch.float32).values()) > 1.9 * sum(whole["anole-7b"].values())
+
+
+def test_parameters_of_the_text_encoder():
+    from transformers import T5Config, T5EncoderModel
+    with torch.device("meta"):
+        encoder = T5EncoderModel(T5Config(vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24,
+                                          num_heads=32, feed_forward_proj="gated-gelu"))
+    assert size(encoder, torch.int8) == T5_PARAMETERS

@@ -173,8 +173,33 @@ def test_names_and_hub_ids_come_from_the_cache(folders, monkeypatch, tmp_path):
         asked.clear()
         pipe = LanternPipeline.from_pretrained(name, "cpu", torch.float32)
         assert {repo for repo, _ in asked} == set(made)
+        assert all(local for _, local in asked)  # what the cache has is not asked of the network
         assert pipe.bundle.name.startswith("LlamaGen-XL text to image, stage I ")
         assert len(pipe("a red fox", method="ar").trace.tokens) == 16
+
+
+def test_missing_parts_are_told_and_a_half_fetched_one_is_not_taken(folders, monkeypatch, tmp_path):
+    """The official repository is in the cache for its tokenizer alone: that does not make its target present."""
+    from huggingface_hub import errors
+    root, asked = folders["t2i"], []
+    made = {"peizesun/llamagen_t2i": root / "tokenizer", "google/flan-t5-xl": root / "text",
+            "jadohu/llamagen_drafter": tmp_path}
+
+    def snapshot_download(repo, allow_patterns, local_files_only):
+        if not local_files_only:
+            asked.append(repo)
+        if repo not in made:
+            raise errors.LocalEntryNotFoundError("x")
+        return str(made[repo])
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    spec = MODELS["llamagen-t2i-256"]
+    assert published.missing(spec) == [spec.targets[0].command(), spec.drafters.command()]
+    with pytest.raises(ModelError, match="run `hf download jadohu/LlamaGen-T2I "):
+        published.locate("target", spec.targets, None)
+    assert asked == ["jadohu/LlamaGen-T2I"]
+    made |= {"jadohu/LlamaGen-T2I": root / "target", "jadohu/llamagen_drafter": root / "drafter"}
+    assert published.missing(spec) == []
 
 
 def hub_errors():
