@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from huggingface_hub import cached_assets_path
 from PIL import Image
 from torch import Tensor
 
@@ -58,6 +59,14 @@ def device_name(device: torch.device) -> str:
     return f"{name} CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
+def _table_folder() -> Path | None:
+    """Where tables of a model without a folder of its own live: in the hub's cache; None if that cannot be written."""
+    try:
+        return cached_assets_path("lanternpp", namespace="neighbours")
+    except OSError:
+        return None
+
+
 class LanternPipeline:
     """A loaded model. Not thread-safe: one thread at a time may run it."""
 
@@ -77,7 +86,7 @@ class LanternPipeline:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         where = path if path is not None else hub.BUNDLED
         bundle = hub.load_bundle(where, dtype or best_dtype(device), device, **how)
-        return cls(bundle, Path(where) if Path(where).is_dir() else None)
+        return cls(bundle, where if Path(where).is_dir() else _table_folder())
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write the model in shards under 10 MB."""

@@ -169,13 +169,15 @@ def test_names_and_hub_ids_come_from_the_cache(folders, monkeypatch, tmp_path):
         return str(root / made[repo])
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("lanternpp.pipeline.cached_assets_path", lambda library, namespace: tmp_path)
     for name in ("llamagen-t2i-256", "jadohu/LlamaGen-T2I"):
         asked.clear()
         pipe = LanternPipeline.from_pretrained(name, "cpu", torch.float32)
         assert {repo for repo, _ in asked} == set(made)
         assert all(local for _, local in asked)  # what the cache has is not asked of the network
         assert pipe.bundle.name.startswith("LlamaGen-XL text to image, stage I ")
-        assert len(pipe("a red fox", method="ar").trace.tokens) == 16
+        assert len(pipe("a red fox", method="lanternpp", k=5).trace.tokens) == 16
+        assert len(list(tmp_path.glob("neighbours-*"))) == 1  # the table is kept for the next time
 
 
 def test_missing_parts_are_told_and_a_half_fetched_one_is_not_taken(folders, monkeypatch, tmp_path):
