@@ -17,7 +17,10 @@ from .transformer import Block, KVCache, Rotary, TransformerConfig, run_blocks
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Published LlamaGen drafters have no norm before the attention, and an epsilon of their own."""
+    """Published LlamaGen drafters have no norm before the attention, and an epsilon of their own.
+
+    masks_padding: padded prefix rows are not seen (Chameleon's drafters; LlamaGen's were trained seeing them).
+    """
 
     layers: int = 1
     heads: int | None = None
@@ -25,6 +28,8 @@ class DrafterConfig:
     attention_norm: bool = False
     bias: bool = True
     norm_eps: float = 1e-6
+    qk_norm: bool = False
+    masks_padding: bool = False
 
 
 class Drafter(nn.Module):
@@ -38,12 +43,13 @@ class Drafter(nn.Module):
         self.config, self.target = config, target
         self.heads = config.heads or target.heads
         self.register_module("head", None)
-        self.token_embedding = nn.Embedding(target.codes, target.width)
+        prompt = target.condition if target.prefix_kind == "tokens" else 0
+        self.token_embedding = nn.Embedding(target.codes + prompt, target.width)
         self.fuse = nn.Linear(2 * target.width, target.width, bias=config.bias)
         self.rotary = Rotary(target)
         self.blocks = nn.ModuleList(
             Block(target.width, self.heads, config.hidden or target.hidden, config.norm_eps,
-                  attention_norm=config.attention_norm or layer > 0) for layer in range(config.layers))
+                  config.attention_norm or layer > 0, config.qk_norm) for layer in range(config.layers))
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
         weight = self.token_embedding.weight

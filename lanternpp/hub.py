@@ -1,28 +1,28 @@
-"""Models on disk: this project's own folders (sharded safetensors and one config.json), and LlamaGen's key names."""
+"""Models by name or folder: this project's own (sharded safetensors and one config.json), and the published ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer as WordTokenizer
 from torch import Tensor, nn
 
+from . import published
+from .checkpoints import ModelError, fill, open_weights, same_names
 from .drafter import Drafter, DrafterConfig
+from .models import MODELS
+from .text import WordPrompt
 from .transformer import Transformer, TransformerConfig
 from .vq import CODEBOOK, Tokenizer, VQConfig
 
 FORMAT = "lanternpp/1"
 BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "emoji"
 SHARD_BYTES = 9_500_000  # hosts such as Spaces refuse plain files over 10 MB
-
-
-class ModelError(RuntimeError):
-    """A model cannot be loaded; the message is one sentence that says why and what to do."""
 
 
 @dataclass
@@ -33,8 +33,13 @@ class Bundle:
     target: Transformer
     drafter: Drafter | None
     tokenizer: Tokenizer
-    words: WordTokenizer
+    words: WordTokenizer | None  # of an own model
     defaults: dict = field(default_factory=dict)
+    text: Callable[[str], tuple[Tensor, Tensor | None]] | None = None  # see text.py
+
+    def __post_init__(self):
+        if self.text is None:
+            self.text = WordPrompt(self.words, self.target.config.prefix)
 
 
 def cast(module: nn.Module, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Module:
@@ -62,23 +67,10 @@ def save_sharded(state: Mapping[str, Tensor], folder: Path, stem: str) -> None:
         name.with_suffix(".new").replace(name)
 
 
-def load_sharded(folder: Path, stem: str) -> dict[str, Tensor]:
-    paths = sorted(folder.glob(f"{stem}-*.safetensors"))
-    if not paths:
-        raise ModelError(f"The folder {folder.name} has no {stem} weights: restore the files "
-                         f"{stem}-*.safetensors, for example with `git checkout -- assets`.")
-    state: dict[str, Tensor] = {}
-    for path in paths:
-        try:
-            state |= load_file(path)
-        except Exception as error:  # truncated download, LFS pointer, not readable: safetensors raises several kinds
-            raise ModelError(f"The weights {path.name} cannot be read ({type(error).__name__}): fetch the file again, "
-                             "for example with `git checkout -- assets`.") from error
-    return state
-
-
 def save_bundle(bundle: Bundle, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a folder that load_bundle reads, every file under 10 MB for the bundled model."""
+    """Write a folder that load_bundle reads, every file under 10 MB for the bundled model; ModelError if not an own."""
+    if bundle.words is None:
+        raise ModelError(f"{bundle.name} is a published model, which is kept as it was published: use its own files.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -97,93 +89,74 @@ def save_bundle(bundle: Bundle, folder: str | Path, dtype: torch.dtype = torch.b
     bundle.words.save(str(folder / "captions.json"), pretty=False)
 
 
-def load_bundle(folder: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> Bundle:
-    """Read a folder of save_bundle. ModelError names the first thing that is missing or unreadable."""
-    folder = Path(folder)
+def load_bundle(where: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu",
+                text_device: torch.device | str | None = None, drafter: bool = True) -> Bundle:
+    """A model by its name in MODELS, by its target's name on the hub, or from a folder; ModelError, one sentence.
+
+    A folder is one of save_bundle's, or holds a config.json such as {"format": "lanternpp/published", "model":
+    "llamagen-t2i-256"} and any of the folders target, text, tokenizer and drafter. text_device keeps a published text
+    encoder elsewhere than the rest, such as in main memory; drafter=False leaves the drafter out.
+    """
+    device, text_device = torch.device(device), torch.device(text_device or device)
+    for spec in MODELS.values():
+        chosen = [source for source in spec.targets if source.file is None and source.repo == str(where)]
+        if chosen or spec.name == str(where):
+            spec = replace(spec, targets=tuple(chosen) or spec.targets)
+            parts = published.load(spec, dtype, device, None, text_device, drafter)
+            return Bundle(spec.title, words=None, defaults=dict(spec.defaults), **parts)
+    folder = Path(where)
     if not (folder / "config.json").exists():
-        raise ModelError(f"There is no model in {folder}: it needs a config.json made by save_pretrained.")
+        raise ModelError(f"There is no model in {folder}: give a folder with a config.json made by save_pretrained, or "
+                         f"one of the names {', '.join(MODELS)}.")
     try:
-        config = json.loads((folder / "config.json").read_text())
-        if config["format"] != FORMAT:
-            raise ModelError(f"The model in {folder.name} has format {config['format']!r}; {FORMAT!r} is read here.")
+        config = dict(json.loads((folder / "config.json").read_text()))
+    except Exception as error:
+        raise ModelError(_unreadable(folder, error)) from error
+    if config.get("format") == published.FORMAT:
+        return _load_like_published(folder, config, dtype, device, text_device, drafter)
+    return _load_own(folder, config, dtype, device)
+
+
+def _unreadable(folder: Path, error: Exception) -> str:
+    return (f"The model's description in {folder.name} cannot be read ({type(error).__name__}): restore config.json "
+            "and captions.json, for example with `git checkout -- assets`.")
+
+
+def _load_like_published(folder: Path, config: dict, dtype: torch.dtype, device: torch.device,
+                         text_device: torch.device, drafter: bool) -> Bundle:
+    name = config.get("model")
+    if name not in MODELS:
+        raise ModelError(f"The config.json in {folder} names the model {name!r}: use one of {', '.join(MODELS)}.")
+    try:
+        spec = published.read_spec(MODELS[name], config)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"The config.json in {folder} cannot be used: {error}.") from error
+    parts = published.load(spec, dtype, device, folder, text_device, drafter)
+    return Bundle(config.get("name", spec.title), words=None, **parts,
+                  defaults={**spec.defaults, **config.get("defaults", {})})
+
+
+def _load_own(folder: Path, config: dict, dtype: torch.dtype, device: torch.device) -> Bundle:
+    if config.get("format") != FORMAT:
+        raise ModelError(f"The model in {folder.name} has format {config.get('format')!r}; {FORMAT!r} and "
+                         f"{published.FORMAT!r} are read here.")
+    try:
         shape = TransformerConfig(**config["target"])
         drafter_shape = DrafterConfig(**config["drafter"]) if config["drafter"] else None
         vq_shape = VQConfig(**config["tokenizer"])
         words = WordTokenizer.from_file(str(folder / "captions.json"))
-    except ModelError:
-        raise
     except Exception as error:
-        raise ModelError(f"The model's description in {folder.name} cannot be read ({type(error).__name__}): restore "
-                         "config.json and captions.json, for example with `git checkout -- assets`.") from error
-    parts: dict[str, nn.Module | None] = {"target": Transformer(shape), "tokenizer": Tokenizer(vq_shape),
-                                          "drafter": Drafter(drafter_shape, shape) if drafter_shape else None}
+        raise ModelError(_unreadable(folder, error)) from error
+    with torch.device("meta"):
+        parts: dict[str, nn.Module | None] = {"target": Transformer(shape), "tokenizer": Tokenizer(vq_shape),
+                                              "drafter": Drafter(drafter_shape, shape) if drafter_shape else None}
+    remedy = "restore the files, for example with `git checkout -- assets`"
     for stem, module in parts.items():
-        if module is not None:
-            load_strictly(module, load_sharded(folder, stem), stem)
-            cast(module, torch.float32 if stem == "tokenizer" else dtype, device)
+        if module is None:
+            continue
+        paths = sorted(folder.glob(f"{stem}-*.safetensors"))
+        if not paths:
+            raise ModelError(f"The folder {folder.name} has no {stem} weights, {stem}-*.safetensors: {remedy}.")
+        fill(module, same_names(module), open_weights(paths, stem, remedy),
+             torch.float32 if stem == "tokenizer" else dtype, device).requires_grad_(False)
     return Bundle(config["name"], parts["target"], parts["drafter"], parts["tokenizer"], words, config["defaults"])
-
-
-def load_strictly(module: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
-    """load_state_dict with an error that names the first missing, unknown or wrongly shaped key."""
-    own = module.state_dict()
-    if missing := own.keys() - state.keys():
-        raise ModelError(f"The {what} weights lack {sorted(missing)[0]!r}: they are damaged or another model's.")
-    if unknown := state.keys() - own.keys():
-        raise ModelError(f"The {what} weights hold {sorted(unknown)[0]!r}, which this model has no place for.")
-    for key, value in state.items():
-        if value.shape != own[key].shape:
-            raise ModelError(f"The {what} weight {key!r} has shape {tuple(value.shape)}, not {tuple(own[key].shape)}.")
-    module.load_state_dict(state)
-
-
-# LlamaGen's names, without `.weight`: of FoundationVision's files, and of jadohu/LANTERN's in transformers' style.
-_OUTER = {
-    "tok_embeddings": "token_embedding", "model.embed_tokens": "token_embedding", "norm": "norm", "model.norm": "norm",
-    "output": "head", "lm_head": "head", "cls_embedding.embedding_table": "prefix.embedding",
-    "cls_embedding.cap_proj.fc1": "prefix.fc1", "cls_embedding.cap_proj.fc2": "prefix.fc2",
-}
-_INNER = {
-    "attention.wqkv": ("qkv", 0), "attention.wo": ("out", 0), "feed_forward.w1": ("gate_up", 0),
-    "feed_forward.w3": ("gate_up", 1), "feed_forward.w2": ("down", 0), "attention_norm": ("attention_norm", 0),
-    "ffn_norm": ("mlp_norm", 0), "self_attn.q_proj": ("qkv", 0), "self_attn.k_proj": ("qkv", 1),
-    "self_attn.v_proj": ("qkv", 2), "self_attn.o_proj": ("out", 0), "mlp.gate_proj": ("gate_up", 0),
-    "mlp.up_proj": ("gate_up", 1), "mlp.down_proj": ("down", 0), "input_layernorm": ("attention_norm", 0),
-    "post_attention_layernorm": ("mlp_norm", 0),
-}
-IGNORED = ("freqs_cis",)  # a table that LlamaGen's files may carry; it is computed here
-
-
-def llamagen_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """LlamaGen target weights with official or transformers-style keys -> this project's keys.
-
-    Query, key and value rows are stacked as they are (both keep interleaved rotary pairs). ModelError names a key that
-    is not known.
-    """
-    result: dict[str, Tensor] = {}
-    pieces: dict[str, dict[int, Tensor]] = {}
-    for key, value in state.items():
-        if key in IGNORED:
-            continue
-        name = key.removeprefix("model.") if key.startswith("model.cls_embedding") else key
-        if name == "cls_embedding.uncond_embedding":
-            result["prefix.null"] = value
-            continue
-        stem = name.removesuffix(".weight")
-        parts = stem.removeprefix("model.").split(".", 2)
-        if stem in _OUTER:
-            result[f"{_OUTER[stem]}.weight"] = value
-        elif parts[0] == "layers" and len(parts) == 3 and parts[1].isdigit() and parts[2] in _INNER:
-            own, place = _INNER[parts[2]]
-            pieces.setdefault(f"blocks.{parts[1]}.{own}.weight", {})[place] = value
-        else:
-            raise ModelError(f"The LlamaGen weights hold {key!r}, which is not a key of that model.")
-    return result | {k: torch.cat([v[i] for i in sorted(v)]) for k, v in pieces.items()}
-
-
-def llamagen_drafter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """EAGLE drafter weights of jadohu/LANTERN for LlamaGen -> this project's keys. Its own token embedding is kept."""
-    renamed = {k: v for k, v in state.items() if not k.startswith(("fc.", "embed_tokens."))}
-    own = llamagen_state(renamed)
-    names = {"fc.weight": "fuse.weight", "fc.bias": "fuse.bias", "embed_tokens.weight": "token_embedding.weight"}
-    return own | {names[k]: v for k, v in state.items() if k in names}

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from huggingface_hub import cached_assets_path
 from PIL import Image
 from torch import Tensor
 
@@ -58,6 +59,14 @@ def device_name(device: torch.device) -> str:
     return f"{name} CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
+def _table_folder() -> Path | None:
+    """Where tables of a model without a folder of its own live: in the hub's cache; None if that cannot be written."""
+    try:
+        return cached_assets_path("lanternpp", namespace="neighbours")
+    except OSError:
+        return None
+
+
 class LanternPipeline:
     """A loaded model. Not thread-safe: one thread at a time may run it."""
 
@@ -68,14 +77,16 @@ class LanternPipeline:
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, device: str | torch.device | None = None,
-                        dtype: torch.dtype | None = None) -> LanternPipeline:
-        """Load a folder made by save_pretrained; the bundled model if no path is given.
+                        dtype: torch.dtype | None = None, **how: object) -> LanternPipeline:
+        """Load a published model by name, or a folder (see hub.load_bundle); the bundled model if no path is given.
 
-        The device is a GPU where there is one. Raises hub.ModelError, one sentence, if a file is missing or unreadable.
+        The device is a GPU where there is one. how: text_device, drafter, as in hub.load_bundle. Raises hub.ModelError,
+        one sentence, if a file is missing or unreadable or memory is short.
         """
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        folder = Path(path) if path is not None else hub.BUNDLED
-        return cls(hub.load_bundle(folder, dtype or best_dtype(device), device), folder)
+        where = path if path is not None else hub.BUNDLED
+        bundle = hub.load_bundle(where, dtype or best_dtype(device), device, **how)
+        return cls(bundle, where if Path(where).is_dir() else _table_folder())
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write the model in shards under 10 MB."""
@@ -100,6 +111,7 @@ class LanternPipeline:
         """Nearest codes (V, 1000) int64, on the rows that the tokenizer's decoder uses; computed once and kept."""
         if self._neighbours is None:
             table = cached_nearest_codes(self.bundle.tokenizer.codebook.cpu(), self._folder)
+            table = torch.cat([table, table[: self.bundle.target.config.codes - len(table)]])  # a row end: never judged
             self._neighbours = table.to(self.bundle.target.device)
         return self._neighbours
 
@@ -108,11 +120,11 @@ class LanternPipeline:
         settings = settings or Settings.checked(self.bundle.defaults, **raw)
         return replace(settings, top_k=min(settings.top_k, self.bundle.target.config.codes))
 
-    def encode_prompt(self, prompt: str) -> Tensor:
-        """Word ids (1, P), left-padded with 0; words past P are not read."""
-        prefix = self.bundle.target.config.prefix
-        ids = self.bundle.words.encode(prompt).ids[:prefix]
-        return torch.tensor([[0] * (prefix - len(ids)) + ids], device=self.bundle.target.device)
+    def encode_prompt(self, prompt: str) -> tuple[Tensor, Tensor | None]:
+        """What the target's prefix reads, and which prefix rows are not padding (see text.py)."""
+        condition, valid = self.bundle.text(prompt)
+        device = self.bundle.target.device
+        return condition.to(device), None if valid is None else valid.to(device)
 
     @torch.inference_mode()
     def decode_pixels(self, tokens: list[int]) -> Image.Image:
@@ -120,6 +132,7 @@ class LanternPipeline:
         config = self.bundle.target.config
         codes = torch.zeros(1, config.image_tokens, dtype=torch.int64, device=self.bundle.target.device)
         codes[0, : len(tokens)] = torch.tensor(tokens, device=codes.device)
+        codes = codes.view(1, config.grid, -1)[..., : config.grid].flatten(1)  # without row ends
         return vq.to_pil(self.bundle.tokenizer.decode(codes, (config.grid, config.grid)))[0]
 
     @cached_property
@@ -152,11 +165,12 @@ class LanternPipeline:
         header = {**self.describe(), **settings.to_dict(), "settings": settings.to_dict(), "recorded": False,
                   "versions": {"python": platform.python_version(), "torch": torch.__version__}}
         began = time.perf_counter()
-        condition = self.encode_prompt(settings.prompt)
+        condition, valid = self.encode_prompt(settings.prompt)
         step = self.step(settings)
+        valid = valid[: step.rows] if valid is not None else None
         prompt_seconds = time.perf_counter() - began
         trace = Trace(header)
-        for event in Decoder(step).stream(condition, settings.seed):
+        for event in Decoder(step).stream(condition, settings.seed, valid):
             trace.events.append(event)
             yield event
         decode_seconds = time.perf_counter() - began - prompt_seconds

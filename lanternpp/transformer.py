@@ -1,6 +1,7 @@
-"""The decoder network of LlamaGen and of the bundled model, with its key-value cache.
+"""The decoder network of every model here, with its key-value cache.
 
-RMSNorm, SwiGLU, rotary positions over a 2-D grid, and a prefix of caption or class rows (LlamaGen, arXiv 2406.06525).
+RMSNorm, SwiGLU, rotary positions over a 2-D grid, and a prefix of caption or class rows (LlamaGen, arXiv 2406.06525);
+with flags, Chameleon's (arXiv 2405.09818): rotary positions along a line, a norm of queries and keys, text as prefix.
 Shapes: B rows of the batch (CFG rows included), T queries, M cache slots, H heads, d width, V codes, P prefix rows.
 """
 
@@ -13,11 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .prefix import PREFIXES
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Shape of a network. `condition` is the size of the prefix's table: words, classes, or the feature width.
+    """Shape of a network. `condition` is the size of the prefix's table: words, classes, tokens, or the feature width.
 
+    For Chameleon: `null_prompt` are the ids of the prompt that guidance leaves from; `row_end` is the id of a token
+    that ends each row of the picture (Lumina-mGPT), which is then the last of the codes.
     pooled (words only, no published model has it): the summed caption is also added to every token's embedding, which
     lets a small model follow its caption after hours of training instead of days.
     """
@@ -29,16 +34,24 @@ class TransformerConfig:
     hidden: int
     grid: int
     prefix: int
-    prefix_kind: Literal["words", "features", "class"]
+    prefix_kind: Literal["words", "features", "class", "tokens"]
     condition: int
     prefix_rotation: Literal["identity", "zero"] = "zero"
     pooled: bool = False
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
+    rotary: Literal["grid", "line"] = "grid"
+    qk_norm: bool = False
+    null_prompt: tuple[int, ...] = ()
+    row_end: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "null_prompt", tuple(self.null_prompt))  # a list where it was JSON
 
     @property
     def image_tokens(self) -> int:
-        return self.grid * self.grid
+        """L: tokens of a picture, row ends included."""
+        return self.grid * (self.grid + (self.row_end is not None))
 
     @property
     def head_dim(self) -> int:
@@ -51,15 +64,26 @@ class Rotary(nn.Module):
     Pair m of a head turns by row·θ_m for the first half of the pairs and by column·θ for the second,
     θ_k = base^(−4k/head_dim). Prefix rows are zero in LlamaGen's published weights (their queries and keys vanish) and
     the identity in the bundled model, whose caption words must stay distinguishable. Rows past the picture are zero.
+    On a line (Chameleon) pair m turns by position·base^(−2m/head_dim), prefix included; scores depend on distances
+    alone, so rows of a batch that are padded to another length need no positions of their own.
     """
 
     def __init__(self, config: TransformerConfig, tail: int = 160):
         super().__init__()
         self.config, self.tail = config, tail
-        self.register_buffer("table", self._build(torch.device("cpu")), persistent=False)
+        self.register_buffer("table", self._build(torch.get_default_device()), persistent=False)
 
     def _build(self, device: torch.device) -> Tensor:
+        with torch.device("cpu"):  # the same numbers everywhere, and real ones where modules are built on meta
+            return self._turns().to(device)
+
+    def _turns(self) -> Tensor:
         c = self.config
+        if c.rotary == "line":
+            place = torch.arange(c.prefix + c.image_tokens + self.tail, dtype=torch.float32)
+            pair = torch.arange(0, c.head_dim, 2, dtype=torch.float32) / c.head_dim
+            angle = place[:, None] * c.rope_base ** -pair
+            return torch.polar(torch.ones_like(angle), angle)
         quarter = c.head_dim // 4
         theta = c.rope_base ** (-4 * torch.arange(quarter, dtype=torch.float32) / c.head_dim)
         cell = torch.arange(c.image_tokens)
@@ -67,7 +91,11 @@ class Rotary(nn.Module):
         angle = torch.cat([row[:, None] * theta, column[:, None] * theta], dim=1)
         picture = torch.polar(torch.ones_like(angle), angle)
         prefix = torch.full((c.prefix, 2 * quarter), 1.0 if c.prefix_rotation == "identity" else 0.0).to(picture.dtype)
-        return torch.cat([prefix, picture, torch.zeros(self.tail, 2 * quarter).to(picture.dtype)]).to(device)
+        return torch.cat([prefix, picture, torch.zeros(self.tail, 2 * quarter).to(picture.dtype)])
+
+    def rebuild(self, device: torch.device) -> None:
+        """Make the table again, where the module was built on the meta device."""
+        self.table = self._build(device)
 
     def _apply(self, fn, recurse=True):
         # A cast of the model must not reach the table (it would drop the imaginary part): only the device follows.
@@ -125,14 +153,28 @@ class KVCache(nn.Module):
             store.index_copy_(1, target, store.index_select(1, source))
 
 
+class HeadNorm(nn.Module):
+    """Layer norm of each head's numbers (…, heads, head_dim), with a gain and a shift for every one of them."""
+
+    def __init__(self, heads: int, head_dim: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, head_dim))
+        self.bias = nn.Parameter(torch.zeros(heads, head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+
+
 class Block(nn.Module):
     """Pre-norm attention and SwiGLU. The published LlamaGen drafter has no norm before its attention."""
 
-    def __init__(self, width: int, heads: int, hidden: int, norm_eps: float, attention_norm: bool = True):
+    def __init__(self, width: int, heads: int, hidden: int, norm_eps: float, attention_norm: bool = True,
+                 qk_norm: bool = False):
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.RMSNorm(width, eps=norm_eps) if attention_norm else nn.Identity()
         self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.qk_norm = HeadNorm(2 * heads, width // heads) if qk_norm else nn.Identity()
         self.out = nn.Linear(width, width, bias=False)
         self.mlp_norm = nn.RMSNorm(width, eps=norm_eps)
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
@@ -143,7 +185,7 @@ class Block(nn.Module):
         batch, count, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, count, 3 * self.heads, width // self.heads)
         qk, v = qkv.split([2 * self.heads, self.heads], dim=2)
-        q, k = rotate(qk, turns).chunk(2, dim=2)
+        q, k = rotate(self.qk_norm(qk), turns).chunk(2, dim=2)
         if cache is None:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         else:
@@ -167,69 +209,6 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, turns: Tensor, cache: KVCache |
     return x
 
 
-class WordPrefix(nn.Module):
-    """Caption word ids (B, P), left-padded with 0, to prefix rows (B, P, d): the bundled model's stand-in for T5."""
-
-    def __init__(self, config: TransformerConfig):
-        super().__init__()
-        self.embedding = nn.Embedding(config.condition, config.width)
-        self.fc1 = nn.Linear(config.width, config.width)
-        self.fc2 = nn.Linear(config.width, config.width)
-        self.positions = nn.Parameter(torch.zeros(config.prefix, config.width))
-        self.null = nn.Parameter(torch.zeros(config.prefix, config.width))
-        if config.pooled:
-            self.pool = nn.Linear(config.width, config.width, bias=False)
-            nn.init.normal_(self.pool.weight, std=0.002)
-
-    def forward(self, words: Tensor) -> Tensor:
-        rows = self.fc2(F.gelu(self.fc1(self.embedding(words))))
-        return rows * (words != 0).unsqueeze(-1) + self.positions
-
-    def unconditional(self, rows: int) -> Tensor:
-        return (self.null + self.positions).expand(rows, -1, -1)
-
-    def pooled(self, rows: Tensor) -> Tensor:
-        """Prefix rows (B, P, d) -> what is added to each token's embedding, (B, 1, d)."""
-        total = (rows - self.positions).sum(1, keepdim=True)
-        return self.pool(F.rms_norm(total, total.shape[-1:]))
-
-
-class FeaturePrefix(nn.Module):
-    """T5 features (B, P, condition), valid rows rolled to the right end, to prefix rows (B, P, d).
-
-    The null caption is a stored constant that was never trained: it must come from the checkpoint.
-    """
-
-    def __init__(self, config: TransformerConfig):
-        super().__init__()
-        self.fc1 = nn.Linear(config.condition, config.width, bias=False)
-        self.fc2 = nn.Linear(config.width, config.width, bias=False)
-        self.register_buffer("null", torch.zeros(config.prefix, config.condition))
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight.dtype)), approximate="tanh"))
-
-    def unconditional(self, rows: int) -> Tensor:
-        return self(self.null.expand(rows, -1, -1))
-
-
-class ClassPrefix(nn.Module):
-    """Class numbers (B,) to one prefix row (B, 1, d); the table's last row is the null class."""
-
-    def __init__(self, config: TransformerConfig):
-        super().__init__()
-        self.embedding = nn.Embedding(config.condition + 1, config.width)
-
-    def forward(self, labels: Tensor) -> Tensor:
-        return self.embedding(labels).unsqueeze(1)
-
-    def unconditional(self, rows: int) -> Tensor:
-        return self.embedding.weight[-1].expand(rows, 1, -1)
-
-
-PREFIXES = {"words": WordPrefix, "features": FeaturePrefix, "class": ClassPrefix}
-
-
 class Transformer(nn.Module):
     """The target network: prefix rows, then image tokens. Hidden states are those after the final norm."""
 
@@ -240,7 +219,8 @@ class Transformer(nn.Module):
         self.token_embedding = nn.Embedding(config.codes, config.width)
         self.rotary = Rotary(config)
         self.blocks = nn.ModuleList(
-            Block(config.width, config.heads, config.hidden, config.norm_eps) for _ in range(config.layers))
+            Block(config.width, config.heads, config.hidden, config.norm_eps, qk_norm=config.qk_norm)
+            for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.head = nn.Linear(config.width, config.codes, bias=False)
 
@@ -260,6 +240,16 @@ class Transformer(nn.Module):
         """Prefix rows (B, P, d); with CFG the batch is [conditional; unconditional] and B doubles."""
         rows = self.prefix(condition)
         return torch.cat([rows, self.prefix.unconditional(rows.shape[0]).to(rows)]) if guided else rows
+
+    def prefix_codes(self, condition: Tensor, guided: bool) -> Tensor:
+        """What the drafter reads over the prefix in place of picture codes, (1 or B, P).
+
+        Ids of a prompt stand behind the codes in its table; a prefix that is not made of tokens counts as code 0.
+        """
+        if self.config.prefix_kind != "tokens":
+            return torch.zeros(1, self.config.prefix, dtype=torch.int64, device=self.device)
+        ids = torch.cat([condition, self.prefix.null_ids(len(condition))]) if guided else condition
+        return self.config.codes + ids
 
     def caption_shift(self, rows: Tensor) -> Tensor | None:
         """What is added to every picture token's embedding, (B, 1, d); None where the model has no such thing."""

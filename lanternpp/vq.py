@@ -21,6 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .checkpoints import Weights, fill, same_names
+
 
 @dataclass(frozen=True)
 class VQConfig:
@@ -57,17 +59,11 @@ class VQConfig:
 
 LLAMAGEN_VQ16 = VQConfig(16384, 8, 256, (128, 128, 256, 256, 512))
 LLAMAGEN_VQ8 = VQConfig(16384, 8, 256, (128, 256, 256, 512))
+CHAMELEON_VQ = VQConfig(8192, 256, 256, (128, 128, 256, 256, 512), lowest_attention=False, normalize=False)
 BUNDLED = VQConfig(4096, 8, 192, (128, 192), layers_per_block=1, norm_num_groups=16, mid_block_add_attention=False,
                    lowest_attention=False, shuffle=4)
 
 CODEBOOK = "quantize.embedding.weight"
-IGNORED = frozenset({"quantize.codebook_used"})  # LlamaGen's record of the last 65,536 codes seen in training
-LLAMAGEN_NAMES = {  # parts of diffusers' names -> of LlamaGen's
-    "mid_block.resnets.0": "mid.0", "mid_block.attentions.0": "mid.1", "mid_block.resnets.1": "mid.2",
-    "down_blocks": "conv_blocks", "up_blocks": "conv_blocks", "resnets": "res", "attentions": "attn",
-    "downsamplers.0": "downsample", "upsamplers.0": "upsample", "conv_norm_out": "norm_out",
-    "conv_shortcut": "nin_shortcut", "group_norm": "norm", "to_out.0": "proj_out",
-    ".to_q.": ".q.", ".to_k.": ".k.", ".to_v.": ".v."}
 
 
 class Tokenizer(nn.Module):
@@ -91,7 +87,7 @@ class Tokenizer(nn.Module):
         """Read a safetensors file of VQModel keys, in any float type, as float32 in evaluation mode.
 
         The configuration is the one that `save` put in the file's header, unless given. Raises ValueError where there
-        is none, or where a tensor is missing, unknown or of another shape.
+        is none, and ModelError where a tensor is missing, unknown or of another shape.
         """
         with safe_open(path, "pt") as file:
             header = (file.metadata() or {}).get("config")
@@ -101,9 +97,8 @@ class Tokenizer(nn.Module):
         return cls(config or VQConfig(**json.loads(header))).load_weights(state)
 
     def load_weights(self, state: Mapping[str, Tensor]) -> Tokenizer:
-        """Copy in a state of VQModel keys, strictly, and switch to evaluation mode; ValueError as in `load`."""
-        expected = self.vq.state_dict()
-        self.vq.load_state_dict(_matched(state, {key: key for key in expected}, expected))
+        """Copy in a state of VQModel keys, strictly, as float32 in evaluation mode; ModelError as `load`."""
+        fill(self.vq, same_names(self.vq), Weights.of(state, "tokenizer"), torch.float32)
         return self.eval()
 
     def save(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
@@ -188,41 +183,3 @@ def atlas(tokenizer: Tokenizer, patch: int = 8, field: int = 3, batch: int = 128
         for code, tile in zip(codes.tolist(), to_pil(fields[..., edge:edge + patch, edge:edge + patch]), strict=True):
             sheet.paste(tile, (code % row * patch, code // row * patch))
     return sheet
-
-
-def _llamagen_name(key: str) -> str:
-    for ours, theirs in LLAMAGEN_NAMES.items():
-        key = key.replace(ours, theirs)
-    return key
-
-
-def _matched(state: Mapping[str, Tensor], names: Mapping[str, str],
-             expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state`, which must have all keys in `names` and no other, under the names there; ValueError names a misfit."""
-    result = {}
-    for key in sorted(names.keys() | state.keys()):
-        if key not in state:
-            raise ValueError(f"The tokenizer's weights lack the tensor {key}.")
-        if key not in names:
-            raise ValueError(f"The tokenizer's weights hold an unknown tensor {key}.")
-        found, needed = tuple(state[key].shape), tuple(expected[names[key]].shape)
-        if found not in (needed, (*needed, 1, 1)):  # LlamaGen's attention has 1×1 convolutions for linear layers
-            raise ValueError(f"The tokenizer's tensor {key} has shape {found} where {needed} is needed.")
-        result[names[key]] = state[key].reshape(needed)
-    return result
-
-
-def llamagen_vq_state(state: Mapping[str, Tensor], config: VQConfig = LLAMAGEN_VQ16) -> dict[str, Tensor]:
-    """Official LlamaGen VQ weights (the "model" entry of vq_ds16_c2i.pt, for one) -> weights for `load_weights`.
-
-    Every tensor is needed and no other may be there but those in `IGNORED`; else ValueError names the first. Where the
-    tokenizer normalises, the codebook is stored as unit rows: stock diffusers then decodes the same and its plain
-    nearest row is the nearest by angle.
-    """
-    with torch.device("meta"):
-        expected = Tokenizer(config).vq.state_dict()
-    names = {_llamagen_name(key): key for key in expected}
-    result = _matched({key: value for key, value in state.items() if key not in IGNORED}, names, expected)
-    if config.normalize:
-        result[CODEBOOK] = F.normalize(result[CODEBOOK].float(), dim=-1)
-    return result

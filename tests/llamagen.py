@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from golden import load, weights
 from torch import Tensor
 
+from lanternpp import keymaps
+from lanternpp.checkpoints import Weights, fill
 from lanternpp.drafter import Drafter, DrafterConfig
-from lanternpp.hub import llamagen_drafter_state, llamagen_state, load_strictly
 from lanternpp.transformer import Transformer, TransformerConfig
 
 T2I = TransformerConfig(codes=96, width=64, layers=3, heads=4, hidden=112, grid=16, prefix=120, prefix_kind="features",
@@ -18,9 +20,15 @@ C2I = TransformerConfig(codes=96, width=64, layers=2, heads=4, hidden=112, grid=
 def network(name: str, config: TransformerConfig) -> tuple[Transformer, dict[str, Tensor]]:
     """The golden network `name` and the file's tensors."""
     _, tensors = load(name)
-    model = Transformer(config)
-    load_strictly(model, llamagen_state(weights(tensors)), name)
-    return model.eval().requires_grad_(False), tensors
+    return read(config, weights(tensors)), tensors
+
+
+def read(config: TransformerConfig, state: dict[str, Tensor]) -> Transformer:
+    with torch.device("meta"):
+        model = Transformer(config)
+    recipe = keymaps.llamagen(model, state)
+    return fill(model, recipe, Weights.of(state, "target"), torch.float32, "cpu",
+                keymaps.llamagen_ignored).requires_grad_(False)
 
 
 def drafter() -> tuple[Drafter, Tensor, dict[str, Tensor]]:
@@ -28,6 +36,7 @@ def drafter() -> tuple[Drafter, Tensor, dict[str, Tensor]]:
     _, tensors = load("llamagen_eagle_drafter")
     state = weights(tensors)
     head = state.pop("lm_head.weight")
-    model = Drafter(DrafterConfig(), T2I)
-    load_strictly(model, llamagen_drafter_state(state), "drafter")
-    return model.eval().requires_grad_(False), head, tensors
+    with torch.device("meta"):
+        model = Drafter(DrafterConfig(), T2I)
+    fill(model, keymaps.drafter(model), Weights.of(state, "drafter"), torch.float32)
+    return model.requires_grad_(False), head, tensors

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from lanternpp import keymaps
+from lanternpp.checkpoints import ModelError, Weights, fill
 from lanternpp.training.vq import Trainer, add_arguments, kmeans, train
-from lanternpp.vq import CODEBOOK, IGNORED, Tokenizer, VQConfig, atlas, llamagen_vq_state, to_pil
+from lanternpp.vq import CODEBOOK, Tokenizer, VQConfig, atlas, to_pil
 
 TINY = VQConfig(codes=20, code_dim=4, latent_channels=16, block_out_channels=(16, 16), layers_per_block=1,
                 norm_num_groups=4, mid_block_add_attention=False, lowest_attention=False, shuffle=4)
@@ -36,7 +38,14 @@ def llamagen():
 
 
 def loaded(weights, config) -> Tokenizer:
-    return Tokenizer(config).load_weights(llamagen_vq_state(weights, config))
+    return loaded_by(keymaps.llamagen_vq, weights, config)
+
+
+def loaded_by(keymap, weights, config) -> Tokenizer:
+    with torch.device("meta"):
+        tokenizer = Tokenizer(config)
+    return fill(tokenizer, keymap(tokenizer), Weights.of(weights, "tokenizer"), torch.float32, "cpu",
+                keymaps.vq_ignored)
 
 
 @pytest.mark.golden
@@ -93,21 +102,50 @@ def test_codebook_is_unit_rows_of_the_stored_one(llamagen):
 def test_missing_renamed_and_misshapen_keys_are_named(llamagen, key):
     _, weights, config = llamagen
     rest = {k: v for k, v in weights.items() if k != key}
-    with pytest.raises(ValueError, match=f"lack the tensor {key}"):
-        llamagen_vq_state(rest, config)
-    with pytest.raises(ValueError, match=f"unknown tensor {key}x"):
-        llamagen_vq_state({**weights, f"{key}x": weights[key]}, config)
-    with pytest.raises(ValueError, match=f"{key} has shape"):
-        llamagen_vq_state({**rest, key: weights[key][:-1]}, config)
+    with pytest.raises(ModelError, match=f"lack the tensor '{key}'"):
+        loaded(rest, config)
+    with pytest.raises(ModelError, match=f"unknown tensor '{key}x'"):
+        loaded({**weights, f"{key}x": weights[key]}, config)
+    with pytest.raises(ModelError, match=f"'{key}' has shape"):
+        loaded({**rest, key: weights[key][:-1]}, config)
 
 
 @pytest.mark.golden
-def test_only_the_usage_record_is_ignored(llamagen):
+def test_usage_record_and_losses_are_ignored(llamagen):
     _, weights, config = llamagen
-    assert IGNORED == {"quantize.codebook_used"}
-    bare = {k: v for k, v in weights.items() if k not in IGNORED}
-    state = llamagen_vq_state({**bare, "quantize.codebook_used": torch.zeros(9)}, config)
-    assert state.keys() == llamagen_vq_state(bare, config).keys() == Tokenizer(config).vq.state_dict().keys()
+    codes = torch.arange(64).view(1, 64)
+    more = {**weights, "quantize.codebook_used": torch.zeros(9), "loss.discriminator.main.0.weight": torch.zeros(2)}
+    with torch.no_grad():
+        assert torch.equal(loaded(more, config).decode(codes, GRID), loaded(weights, config).decode(codes, GRID))
+
+
+@pytest.fixture(scope="module")
+def chameleon():
+    config, tensors = golden.load("chameleon_vq")
+    codes, code_dim = config["codebook"]
+    shape = VQConfig(codes, code_dim, config["z_channels"], [config["ch"] * m for m in config["ch_mult"]],
+                     config["num_res_blocks"], lowest_attention=False, normalize=False)
+    return tensors, golden.weights(tensors), shape
+
+
+@pytest.mark.golden
+def test_chameleon_decodes_and_encodes_as_the_reference(chameleon):
+    tensors, weights, config = chameleon
+    tokenizer = loaded_by(keymaps.chameleon_vq, weights, config)
+    with torch.no_grad():
+        assert (tokenizer.decode(tensors["decode/indices"].long(), GRID) - tensors["decode/image"]).abs().max() <= 2e-5
+        assert (tokenizer.latents(tensors["encode/image"]) - tensors["encode/latents"]).abs().max() <= 2e-5
+        indices = tokenizer.encode(tensors["encode/image"])
+        assert torch.equal(indices, tensors["encode/indices"].long())
+        assert (tokenizer.decode(indices, GRID) - tensors["encode/recon"]).abs().max() <= 2e-5
+
+
+@pytest.mark.golden
+def test_control_chameleon_codes_are_not_normalised(chameleon):
+    tensors, weights, config = chameleon
+    other = loaded_by(keymaps.chameleon_vq, weights, dataclasses.replace(config, normalize=True))
+    with torch.no_grad():
+        assert (other.decode(tensors["decode/indices"].long(), GRID) - tensors["decode/image"]).abs().max() > 0.1
 
 
 def test_shapes_and_ranges(tiny):
@@ -151,9 +189,9 @@ def test_saved_tokenizer_comes_back(tiny, tmp_path):
 
 def test_weights_of_another_model_are_refused(tiny):
     state = tiny.vq.state_dict()
-    with pytest.raises(ValueError, match="unknown tensor extra"):
+    with pytest.raises(ModelError, match="unknown tensor 'extra'"):
         tiny.load_weights({**state, "extra": torch.zeros(1)})
-    with pytest.raises(ValueError, match="lack the tensor quant_conv.bias"):
+    with pytest.raises(ModelError, match="lack the tensor 'quant_conv.bias'"):
         tiny.load_weights({k: v for k, v in state.items() if k != "quant_conv.bias"})
 
 
