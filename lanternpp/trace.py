@@ -24,8 +24,8 @@ class StepEvent:
     """One step. Rows over drafted nodes (N,) hold node 1 first; the tree is in the trace's header.
 
     q, p, mass: qᵢ(x), rᵢ(x) and mᵢ(x) of the node, which its verdict compared. seconds: when the step ended, since the
-    run began. parents: this step's own tree where trees are dynamic. verdicts, a letter a node: a accepted by the strict
-    rule, x accepted only by pooling, r rejected, n not reached, z past the picture's end, - not drawn (q = 0).
+    run began. parents: this step's own tree where trees are dynamic. verdicts, a letter a node: a accepted by the
+    strict rule, x only by pooling, r rejected, n not reached, z past the picture's end, - not drawn (q = 0).
     """
 
     index: int

@@ -1,16 +1,22 @@
 """Chameleon's language model and drafter in this project's network: the reference's numbers, and the stock class."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from gates import fake_gate
 from golden import load, weights
 
 from lanternpp import keymaps
 from lanternpp.checkpoints import Weights, fill
+from lanternpp.decode import Step
 from lanternpp.drafter import Drafter, DrafterConfig
-from lanternpp.sampling import guide
+from lanternpp.dynamic import DynamicTree, grow, slot_mask
+from lanternpp.relax import Relaxation
+from lanternpp.sampling import Sampling, distribution, guide
 from lanternpp.transformer import Transformer, TransformerConfig, prefix_mask
-from lanternpp.tree import PRESETS
+from lanternpp.tree import PRESETS, Tree
 
 TOLERANCE, OFFSET, CODES, PROMPT, SLOTS = 2e-5, 4, 64, 9, 60
 TINY = TransformerConfig(codes=CODES, width=64, layers=3, heads=4, hidden=112, grid=8, prefix=PROMPT,
@@ -191,7 +197,6 @@ def test_control_drafter_that_sees_padding_is_another():
 @pytest.mark.parametrize("name", ["dyn0", "dyn1"])
 def test_drafter_dynamic_trees(name):
     """EAGLE-2's trees of the reference: the second continues the first with four more tokens."""
-    dynamic = pytest.importorskip("lanternpp.dynamic")
     model, head, t = drafter()
     ids, hidden = t["d0/input_ids"].long(), t["d0/hidden_in"]
     tokens = torch.cat([ids[:, :-1] + CODES, ids[:, -1:] - OFFSET], dim=1)
@@ -210,16 +215,49 @@ def test_drafter_dynamic_trees(name):
 
     def call(level):
         nonlocal states
-        view = dynamic.slot_mask(level.view, torch.arange(SLOTS)[None] - (count - 1)) & seen[:, None]
+        view = slot_mask(level.view, torch.arange(SLOTS)[None] - (count - 1)) & seen[:, None]
         before = states.gather(1, level.parents.expand(2, -1)[..., None].expand(-1, -1, states.shape[-1]))
         position = torch.full((level.tokens.shape[1],), count + level.depth)
         states = model(level.tokens, before, position, cache, count - 1 + level.slots, view.unsqueeze(1))
         return logp()
 
-    grown = dynamic.grow(tokens[:1, -1], logp()[:, 0], call, dynamic.DynamicTree(top_k=4, depth=4, total=12))
+    grown = grow(tokens[:1, -1], logp()[:, 0], call, DynamicTree(top_k=4, depth=4, total=12))
     assert (grown.tokens[0] + OFFSET).tolist() == t[f"{name}/draft_tokens"].tolist()
     assert torch.equal(grown.ancestors[0], t[f"{name}/tree_mask"].bool())
     assert grown.depths[0].tolist() == t[f"{name}/tree_position_ids"].tolist()
     leaves = set(range(13)) - set(grown.parents[0].tolist())
     assert {tuple(n for n in row if n >= 0) for row in t[f"{name}/retrieve_indices"].tolist()} == {
         tuple(grown.ancestors[0, leaf].nonzero().flatten().tolist()) for leaf in leaves}
+
+
+@pytest.mark.golden
+def test_step_reads_prompts_as_the_reference():
+    """Prefill of target and drafter in Step against the reference: prompt ids, padding, guidance, first token."""
+    model, t = target()
+    small, _, _ = drafter()
+    step = Step(model, small, Tree.from_branching([3]), Relaxation("exact"), Sampling(3.0, 0))
+    ids, valid = t["s0/ids"].long(), t["s0/mask"].bool()
+    token = step.prefill(ids[:1], [0], valid)
+    assert token + OFFSET == t["s0/greedy_token"]
+    assert (step.pending_hidden[:, 0] - t["s0/hidden"][:, -1]).abs().max() <= TOLERANCE
+    # The drafter's last row needs the first token and sees what the prefill left in its cache; the features are the
+    # target's own here, so the reference is the drafter without a cache.
+    codes = torch.cat([model.prefix_codes(ids[:1], True)[:, 1:], token.expand(2, 1)], dim=1)
+    hidden = model(model.prefix(ids), torch.arange(PROMPT), mask=prefix_mask(valid, "causal"))
+    plain = small(codes, hidden, torch.arange(PROMPT) + 1, mask=prefix_mask(valid, "self"))
+    draft = step._draft(step.cache.slots)
+    expected = distribution(guide(model.head(plain[:, -1:]), 3.0), step.sampling)
+    assert (draft.q - expected).abs().max() <= TOLERANCE
+    assert draft.tokens[0, 1:].tolist() == expected[0, 0].topk(3).indices.tolist()
+
+
+def test_row_ends_and_padding_need_no_host():
+    def make(device):  # modules made in fake mode cannot always be moved, and need not be
+        shape = replace(TINY, codes=CODES + 1, row_end=80, grid=4)
+        parts = Transformer(shape), Drafter(SMALL, shape)
+        parts = parts if device.type == "cpu" else [part.to(device) for part in parts]
+        step = Step(*parts, Tree.from_branching([3, 2]), Relaxation("exact"), Sampling(3.0, 1.0, 40, 0.9))
+        step.padded = True
+        return step
+
+    fake_gate(make)

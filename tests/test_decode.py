@@ -263,4 +263,5 @@ def test_the_step_reads_only_its_past():
         rows = model.prefix_rows(WORDS, True)
         x = torch.cat([rows, model.embed(codes.expand(2, -1), model.caption_shift(rows))], dim=1)
         hidden = model(x, torch.arange(x.shape[1]))[:, -1:]
-        assert torch.allclose(step._distribution(model.head(hidden))[0, 0], p[node], atol=1e-6)
+        place = torch.tensor([[1 + len(path)]])
+        assert torch.allclose(step._distribution(model.head(hidden), place)[0, 0], p[node], atol=1e-6)

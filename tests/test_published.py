@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import synthetic
@@ -9,11 +10,14 @@ from PIL import Image
 from lanternpp import LanternPipeline, SettingsError, published
 from lanternpp.__main__ import main
 from lanternpp.checkpoints import ModelError
+from lanternpp.decode import Decoder, Step
+from lanternpp.drafter import Drafter
 from lanternpp.hub import load_bundle
 from lanternpp.models import MODELS, Source
+from lanternpp.transformer import Transformer
+from lanternpp.vq import to_pil
 
 PROMPTS = {"c2i": "golden retriever"}
-WHOLE = [family for family in synthetic.FAMILIES if family != "lumina"]  # its rows are ended by tokens of their own
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def copied(folders, tmp_path):
     return copy
 
 
-@pytest.mark.parametrize("family", WHOLE)
+@pytest.mark.parametrize("family", synthetic.FAMILIES)
 def test_from_folder_to_picture(pipes, family):
     pipe, prompt = pipes[family], PROMPTS.get(family, "a red fox")
     method = "ar" if pipe.bundle.drafter is None else "lanternpp"
@@ -44,7 +48,7 @@ def test_from_folder_to_picture(pipes, family):
     assert output.images[0].tobytes() != pipe(prompt, method=method, k=5, seed=2).images[0].tobytes()
 
 
-@pytest.mark.parametrize("family", [family for family in WHOLE if family != "c2i"])
+@pytest.mark.parametrize("family", [family for family in synthetic.FAMILIES if family != "c2i"])
 def test_exact_greedy_tree_decoding_is_plain_decoding(pipes, family):
     lengths = []
     for prompt in ("a red fox", "blue apple"):
@@ -55,7 +59,7 @@ def test_exact_greedy_tree_decoding_is_plain_decoding(pipes, family):
     assert max(lengths) > 1
 
 
-@pytest.mark.parametrize("family", ["t2i", "c2i", "anole"])
+@pytest.mark.parametrize("family", synthetic.FAMILIES)
 def test_command_line(folders, family, tmp_path, capsys):
     out = tmp_path / "a.png"
     assert main(["generate", PROMPTS.get(family, "a red fox"), "--method", "ar", "--model", str(folders[family]),
@@ -65,8 +69,69 @@ def test_command_line(folders, family, tmp_path, capsys):
     assert "ImageNet classes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("method, temperature", [("ar", 1), ("exact", 1), ("exact", 0), ("lanternpp", 1),
+                                                 ("lantern", 1)])
+def test_each_row_of_lumina_ends_with_its_token_and_only_there(pipes, method, temperature):
+    pipe, side = pipes["lumina"], synthetic.GRID
+    output = pipe("a red fox", method=method, temperature=temperature, k=5, seed=3)
+    ends = [token == synthetic.CODES for token in output.trace.tokens]
+    assert ends == ([False] * side + [True]) * side
+    tree = pipe.check(prompt="a red fox", method=method).tree
+    for event in output.trace.events[1:]:  # the drafter knows where rows end, too
+        for node, (token, q) in enumerate(zip(event.drafted, event.q, strict=True), start=1):
+            place = event.position + tree.depths[node] - 1
+            assert q == 0 or (token == synthetic.CODES) == (place % (side + 1) == side)
+    codes = [token for token, end in zip(output.trace.tokens, ends, strict=True) if not end]
+    with torch.no_grad():
+        picture = to_pil(pipe.bundle.tokenizer.decode(torch.tensor([codes]), (side, side)))[0]
+    assert picture.tobytes() == output.images[0].tobytes()
+
+
+@pytest.mark.parametrize("family", ["anole", "lumina"])
+def test_padding_changes_nothing(pipes, family):
+    """A prefix of twice the length, all of it padding, gives the same tokens, drafts included."""
+    pipe = pipes[family]
+    settings = pipe.check(prompt="a red fox", method="exact", tree="3,2", seed=5)
+    condition, valid = pipe.encode_prompt("a red fox")
+    count = condition.shape[1]
+    events = []
+    for target in (pipe.bundle.target, longer(pipe.bundle.target, 2 * count)):
+        drafter = Drafter(pipe.bundle.drafter.config, target.config)
+        drafter.load_state_dict(pipe.bundle.drafter.state_dict())
+        step = Step(target, drafter, settings.tree, settings.relaxation, settings.sampling)
+        more = target.config.prefix - count
+        padded = torch.nn.functional.pad(condition, (more, 0), value=1)
+        events.append(Decoder(step).generate(padded, 5, torch.nn.functional.pad(valid, (more, 0))))
+    one, other = ([(event.tokens, event.drafted, event.verdicts) for event in run] for run in events)
+    assert one == other
+
+
+@pytest.mark.parametrize("family", ["anole", "lumina"])
+def test_prompts_of_other_lengths_side_by_side(pipes, family):
+    """Each row of the batch has its own padding: conditional rows by prompt, unconditional ones all alike."""
+    pipe, prompts, seeds = pipes[family], ["a red fox on a blue apple", "fox"], [3, 4]
+    settings = pipe.check(prompt="fox", method="exact", tree="3,2")
+
+    def step(pictures):  # not the int8 drafter, which rounds by what stands beside
+        return Step(pipe.bundle.target, pipe.bundle.drafter, settings.tree, settings.relaxation, settings.sampling,
+                    pictures=pictures)
+
+    read = [pipe.encode_prompt(prompt) for prompt in prompts]
+    valid = torch.cat([torch.cat([rows[i:i + 1] for _, rows in read]) for i in range(2)])
+    together = Decoder(step(2)).generate_many(torch.cat([ids for ids, _ in read]), seeds, valid)
+    for events, (ids, rows), seed in zip(together, read, seeds, strict=True):
+        alone = Decoder(step(1)).generate(ids, seed, rows)
+        assert [(event.tokens, event.drafted) for event in events] == [(event.tokens, event.drafted) for event in alone]
+
+
+def longer(target, prefix):
+    again = Transformer(replace(target.config, prefix=prefix))
+    again.load_state_dict(target.state_dict())
+    return again.eval().requires_grad_(False)
+
+
 def test_prompts_steer(pipes):
-    for family in WHOLE:
+    for family in synthetic.FAMILIES:
         first, second = ("goldfish", "7") if family == "c2i" else ("a red fox", "blue apple")
         one, other = (pipes[family](prompt, method="ar", temperature=0).trace.tokens for prompt in (first, second))
         assert one != other, family
