@@ -1,8 +1,9 @@
-"""Command line: python -m lanternpp generate | bench | train."""
+"""Command line: python -m lanternpp generate | bench | evaluate | train."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -104,9 +105,59 @@ def bench(args: argparse.Namespace) -> int:
     return 130 if stopped else 0
 
 
+def evaluate(args: argparse.Namespace) -> int:
+    names = list(dict.fromkeys(m.strip() for m in args.methods.split(",") if m.strip()))
+    knobs = chosen(args)
+    checked = [Settings.checked(**{"prompt": "check", **knobs, "method": name}) for name in names]
+    if not 8 <= args.images <= 100_000:
+        raise SettingsError("images", f"--images must be from 8 to 100000, not {args.images}.")
+    if not 1 <= args.batch <= 256:
+        raise SettingsError("batch", f"--batch must be from 1 to 256, not {args.batch}.")
+    from accelerate import PartialState
+
+    from . import evaluate as quality
+
+    state = PartialState(cpu=not torch_has_gpu())
+    pipe = load(args, state.device)
+    prompts = quality.default_prompts(args.images, checked[0].seed if checked else 0)
+    if args.prompts:
+        lines = [line.strip() for line in args.prompts.read_text().splitlines() if line.strip()]
+        prompts = [lines[i % len(lines)] for i in range(args.images)] if lines else []
+        for text in lines:
+            Settings.checked(prompt=text)
+        if not lines:
+            raise SettingsError("prompts", f"The file {args.prompts} has no prompts: write one a line.")
+    methods = [pipe.check(**{**knobs, "prompt": "check", "method": name}) for name in names]
+    if not methods:
+        raise SettingsError("methods", f"--methods is empty: name some of {', '.join(METHODS)}, with commas.")
+    seeds = [(methods[0].seed + i) % 2**31 for i in range(args.images)]
+    ar = methods[0].baseline()
+    runs = [("ar", ar, seeds), ("ar, other seeds", ar, [s + quality.OTHER_SEEDS for s in seeds]),
+            *((m.label, m, seeds) for m in methods if m.method != "ar")]
+    for name, settings, own in runs:
+        for done in quality.paint(pipe, settings, prompts, own, args.out, args.batch, state.process_index,
+                                  state.num_processes):
+            bar(done, -(-args.images // state.num_processes), name)
+    state.wait_for_everyone()
+    if state.is_main_process:
+        table = quality.report(pipe, methods, prompts, seeds, args.out, args.batch)
+        about = pipe.describe()
+        print(quality.render(table))
+        print(json.dumps({"images": args.images, "seed": methods[0].seed, **{k: about[k] for k in
+                          ("model", "device", "dtype", "torch")}, "sampling": vars(ar.sampling), "rows": table},
+                         ensure_ascii=False))
+    return 0
+
+
+def torch_has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lanternpp", description="Tree speculative decoding of pictures.")
-    commands = parser.add_subparsers(required=True, metavar="generate | bench | train")
+    commands = parser.add_subparsers(required=True, metavar="generate | bench | evaluate | train")
 
     one = commands.add_parser("generate", help="paint one picture")
     one.add_argument("prompt", help="a thing, a style and a background colour, such as 'a red apple, 3d'")
@@ -122,6 +173,16 @@ def build_parser() -> argparse.ArgumentParser:
     many.add_argument("--repeats", type=int, default=1, help="how often each prompt, with other seeds")
     add_knobs(many)
     many.set_defaults(call=bench)
+
+    judged = commands.add_parser("evaluate", help="measure the quality of many pictures of several methods")
+    judged.add_argument("--methods", default="exact,lantern,lanternpp,annealed", help="comma-separated; ar is always in")
+    judged.add_argument("--images", type=int, default=100, help="pictures of each method")
+    judged.add_argument("--prompts", type=Path, default=None, help="text file, one a line; else drawn from all looks")
+    judged.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
+    judged.add_argument("--out", type=Path, default=Path("evaluation"), help="folder of what is painted; a run that was "
+                        "stopped goes on from it. With `accelerate launch` all processes share it")
+    add_knobs(judged)
+    judged.set_defaults(call=evaluate)
 
     from .training import commands as training
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -126,14 +126,25 @@ class LanternPipeline:
         device = self.bundle.target.device
         return condition.to(device), None if valid is None else valid.to(device)
 
+    def encode_prompts(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """The same for S prompts that are decoded side by side."""
+        conditions, valid = zip(*(self.encode_prompt(p) for p in prompts), strict=True)
+        if valid[0] is not None:  # a prompt's rows, conditional first, to the batch's
+            valid = torch.cat([torch.cat(rows) for rows in zip(*(v.split(1) for v in valid), strict=True)])
+        return torch.cat(conditions), None if valid[0] is None else valid
+
     @torch.inference_mode()
+    def pixels(self, codes: Tensor) -> Tensor:
+        """Token grids (n, L) -> pictures (n, 3, H, W) in [-1, 1]."""
+        grid = self.bundle.target.config.grid
+        codes = codes.to(self.bundle.target.device).view(len(codes), grid, -1)[..., :grid].flatten(1)  # no row ends
+        return self.bundle.tokenizer.decode(codes, (grid, grid))
+
     def decode_pixels(self, tokens: list[int]) -> Image.Image:
         """Picture of a full or partial list of tokens; what is missing is painted with code 0."""
-        config = self.bundle.target.config
-        codes = torch.zeros(1, config.image_tokens, dtype=torch.int64, device=self.bundle.target.device)
-        codes[0, : len(tokens)] = torch.tensor(tokens, device=codes.device)
-        codes = codes.view(1, config.grid, -1)[..., : config.grid].flatten(1)  # without row ends
-        return vq.to_pil(self.bundle.tokenizer.decode(codes, (config.grid, config.grid)))[0]
+        codes = torch.zeros(1, self.bundle.target.config.image_tokens, dtype=torch.int64)
+        codes[0, : len(tokens)] = torch.tensor(tokens)
+        return vq.to_pil(self.pixels(codes))[0]
 
     @cached_property
     def drafter(self) -> Drafter | None:

@@ -170,6 +170,20 @@ class Settings:
         """Plain AR of the same prompt, seed and sampling."""
         return replace(self, method="ar", tree=PRESETS["root"])
 
+    @property
+    def label(self) -> str:
+        """Method, tree and the knobs that the method reads, such as "LANTERN++ cpu4 k=100 λ=2 strict-first"."""
+        said = [METHODS[self.method]]
+        if self.method != "ar":
+            said.append(self.tree.name)
+        if self.method in BOUNDS:
+            said += [f"k={self.k}", f"{'δ' if self.method == 'lantern' else 'λ'}={self.bound:g}"]
+        if self.method == "annealed":
+            said.append(f"γ={self.gamma:g}")
+        if self.method in BOUNDS and not self.relaxation.coupled:
+            said.append(self.order)
+        return " ".join(said)
+
     def to_dict(self) -> dict[str, object]:
         """JSON-ready; the tree as name and parents."""
         return asdict(self) | {"tree": {"name": self.tree.name, "parents": list(self.tree.parents)}}

@@ -256,9 +256,9 @@ class Painter:
 
 
 def noise_of(seed: int) -> torch.Tensor:
-    streams = Noise(SHAPE.image_tokens + 8, SHAPE.codes, 1)
-    streams.refill(seed)
-    return streams.target
+    streams = Noise(1, SHAPE.image_tokens + 8, SHAPE.codes, 0)
+    streams.refill([seed])
+    return streams.target[0]
 
 
 @pytest.mark.parametrize("tree", [*TREES, DynamicTree(3, 3, 8)], ids=str)
