@@ -99,4 +99,5 @@ def train_drafter(args: argparse.Namespace) -> None:
 def train_scorer(args: argparse.Namespace) -> None:
     """Train the scorer and write it to --out, beside its checkpoint; it is looked for in assets/scorer."""
     bundle = hub.load_bundle(args.model, torch.float32)
-    scorer.train(bundle, data.load_pictures(args.data), args.out, args.minutes, seed=args.seed).save(args.out)
+    scorer.train(bundle.words, scorer.reconstructor(bundle), data.load_pictures(args.data), args.out, args.minutes,
+                 seed=args.seed).save(args.out)

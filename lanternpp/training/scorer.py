@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer as WordTokenizer
 from torch import Tensor
 
 from .. import hub
@@ -174,25 +175,25 @@ def divided(pictures: data.Pictures) -> tuple[data.Pictures, data.Pictures]:
     return pictures.select(np.setdiff1d(np.arange(len(pictures.records)), held)), pictures.select(held)
 
 
-def train(bundle: hub.Bundle, pictures: data.Pictures, out: Path, minutes: float, batch: int = 192, lr: float = 1.5e-3,
-          decay: float = 0.6, renewed: int = 4, seed: int = 0, save_every: float = 2.0) -> Scorer:
+def train(words: WordTokenizer, reconstruct: Reconstruct, pictures: data.Pictures, out: Path, minutes: float,
+          batch: int = 192, lr: float = 1.5e-3, decay: float = 0.6, renewed: int = 4, seed: int = 0,
+          save_every: float = 2.0) -> Scorer:
     """Train for `minutes` in all (resumed time included) and leave out/scorer.pt and the curve out/scorer.jsonl."""
     torch.manual_seed(seed)
-    model = Scorer(ScorerConfig(vocabulary=bundle.words.get_vocab_size()), bundle.words).train()
-    optimizers = loop.Optimizers(model, 0.0, lr, weight_decay=0.05)
-    step, clock = 0, loop.Clock(minutes)
-    if checkpoint := loop.resume(out / "scorer.pt"):
+    model = Scorer(ScorerConfig(vocabulary=words.get_vocab_size()), words).train()
+    optimizers = loop.Optimizers(model, 0.0, lr, weight_decay=0.05)  # no Muon: it is slow without bfloat16 arithmetic
+    checkpoint, step, before = loop.resume(out / "scorer.pt"), 0, 0.0
+    if checkpoint:
         if checkpoint["config"] != asdict(model.config):
             raise hub.ModelError(f"{out / 'scorer.pt'} is of another shape of scorer: choose another --out.")
         model.load_state_dict(checkpoint["model"])
         optimizers.load_state_dict(checkpoint["optimizers"])
         step, before = checkpoint["step"], checkpoint["minutes"]
-    reconstruct = reconstructor(bundle)
     known, unknown = divided(pictures)
     batches = Batches(known, reconstruct, np.random.default_rng([seed, step]))
     held = HeldOut(batches.core, unknown, reconstruct)
-    clock = loop.Clock(minutes, before if checkpoint else 0.0)  # what precedes is preparation
-    last_save, losses = clock.spent, []
+    clock, losses = loop.Clock(minutes, before), []  # what precedes is preparation and not counted
+    last_save = clock.spent
 
     def checkpoint_now() -> None:
         loop.save(out / "scorer.pt", model=model.state_dict(), optimizers=optimizers.state_dict(), step=step,
@@ -210,7 +211,7 @@ def train(bundle: hub.Bundle, pictures: data.Pictures, out: Path, minutes: float
             step += 1
             if step % 25 == 0:
                 loop.log(out / "scorer.jsonl", step=step, minutes=clock.spent, loss=sum(losses[-25:]) / 25,
-                         scale=float(model.log_scale.exp()), **(held.measure(model) if step % 100 == 0 else {}))
+                         scale=model.log_scale.exp().item(), **(held.measure(model) if step % 100 == 0 else {}))
             if clock.spent - last_save > save_every:
                 last_save = clock.spent
                 checkpoint_now()
