@@ -1,4 +1,4 @@
-"""`python -m lanternpp train tokenizer | prior | drafter`: how assets/emoji was made, each part resumable."""
+"""`python -m lanternpp train tokenizer | prior | drafter | scorer`: how assets/ was made, each part resumable."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from .. import hub
 from ..sampling import Sampling
 from ..transformer import Transformer
 from ..vq import Tokenizer
-from . import data, drafter, loop, prior, vq
+from . import data, drafter, loop, prior, scorer, vq
 
 
 def add_parsers(commands: argparse._SubParsersAction) -> None:
     parts = commands.add_parser("train", help="train a part of the bundled model").add_subparsers(
-        required=True, metavar="tokenizer | prior | drafter")
+        required=True, metavar="tokenizer | prior | drafter | scorer")
     for name, module, run, text in (("tokenizer", vq, train_tokenizer, "pictures to codes and back"),
                                     ("prior", prior, train_prior, "captions to codes: the target"),
-                                    ("drafter", drafter, train_drafter, "the EAGLE drafter, on the target's samples")):
+                                    ("drafter", drafter, train_drafter, "the EAGLE drafter, on the target's samples"),
+                                    ("scorer", scorer, train_scorer, "pictures and captions into one space")):
         parser = parts.add_parser(name, help=text)
         module.add_arguments(parser)
         if module is vq:
@@ -93,3 +94,10 @@ def train_drafter(args: argparse.Namespace) -> None:
     trained = drafter.train(bundle.target, codes, hidden, sampling, args.out, args.minutes, seed=args.seed, real=real)
     bundle.drafter = hub.cast(trained, torch.float32)
     hub.save_bundle(bundle, args.model)
+
+
+def train_scorer(args: argparse.Namespace) -> None:
+    """Train the scorer and write it to --out, beside its checkpoint; it is looked for in assets/scorer."""
+    bundle = hub.load_bundle(args.model, torch.float32)
+    scorer.train(bundle.words, scorer.reconstructor(bundle), data.load_pictures(args.data), args.out, args.minutes,
+                 seed=args.seed).save(args.out)
