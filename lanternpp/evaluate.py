@@ -195,8 +195,9 @@ def report(pipe: LanternPipeline, methods: Sequence[Settings], prompts: Sequence
 
     ar = methods[0].baseline()
     (_, first), (_, again) = seen(ar, seeds), seen(ar, [s + OTHER_SEEDS for s in seeds])
-    decoded = see(scorer, references.decoded[rows], prompts)
-    table = {"real pictures, tokenized": {**decoded.alignment(), "frechet_real": quality.frechet(decoded.features, real)},
+    tokenized = see(scorer, references.decoded[rows], prompts)
+    table = {"real pictures, tokenized": {**tokenized.alignment(),
+                                          "frechet_real": quality.frechet(tokenized.features, real)},
              "ar": {**first.alignment(), "frechet_real": quality.frechet(first.features, real), "accepted_length": 1.0},
              "ar, other seeds": compare(again, first, again, real) | {"accepted_length": 1.0}}
     for settings in methods:

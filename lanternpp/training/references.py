@@ -24,7 +24,7 @@ from .scorer import as_images, reconstructor
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder made by lanternpp.training.data")
-    parser.add_argument("--scorer", type=Path, default=BUNDLED, help="folder of the scorer, to which the table is added")
+    parser.add_argument("--scorer", type=Path, default=BUNDLED, help="folder of the scorer: the table goes there")
     parser.add_argument("--model", type=Path, default=hub.BUNDLED)
     args = parser.parse_args()
     pictures, scorer = data.load_pictures(args.data), Scorer.load(args.scorer)

@@ -1,0 +1,90 @@
+"""Painting in resumable batches, and the comparison with AR: what equals AR is called so, what does not is not."""
+
+import numpy as np
+import pytest
+import torch
+import toy
+
+from lanternpp import evaluate
+from lanternpp.evaluate import LOOKS, Seen, compare, default_prompts, floor_quantile, paint, painted
+from lanternpp.pipeline import LanternPipeline
+from lanternpp.scorer import parts
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return LanternPipeline(toy.bundle())
+
+
+def run(pipe, settings, prompts, seeds, folder, **how):
+    return list(paint(pipe, settings, prompts, seeds, folder, batch=2, **how))
+
+
+PROMPTS, SEEDS = ["red apple", "blue fox, 3d", "a flat apple", "fox", "red fox"], [3, 4, 5, 6, 7]
+
+
+def test_batches_paint_what_single_runs_paint(pipe, tmp_path):
+    for method in ("ar", "coupled"):
+        settings = pipe.check(prompt="x", method=method, **({} if method == "ar" else {"tree": "3,2"}))
+        assert run(pipe, settings, PROMPTS, SEEDS, tmp_path) == [2, 4, 5]
+        made = painted(pipe, settings, PROMPTS, SEEDS, tmp_path, batch=2)
+        for text, seed, codes, steps in zip(PROMPTS, SEEDS, made.codes.tolist(), made.steps.tolist(), strict=True):
+            alone = pipe(text, method="ar", seed=seed).trace  # coupled paints AR's picture, too
+            assert alone.tokens == codes and (steps == alone.steps if method == "ar" else steps < alone.steps)
+        assert made.accepted_length == 1 if method == "ar" else made.accepted_length > 1
+
+
+def test_a_stopped_run_goes_on_and_workers_share(pipe, tmp_path, monkeypatch):
+    settings = pipe.check(prompt="x", method="ar")
+    stream = paint(pipe, settings, PROMPTS, SEEDS, tmp_path, batch=2)
+    next(stream)
+    stream.close()
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    with pytest.raises(FileNotFoundError):
+        painted(pipe, settings, PROMPTS, SEEDS, tmp_path, batch=2)
+    assert run(pipe, settings, PROMPTS, SEEDS, tmp_path, worker=1, workers=2) == [2]
+    assert run(pipe, settings, PROMPTS, SEEDS, tmp_path, worker=0, workers=2) == [2, 3]
+    monkeypatch.setattr(evaluate, "Decoder", None)  # nothing is left to decode
+    assert run(pipe, settings, PROMPTS, SEEDS, tmp_path) == [2, 4, 5]
+
+
+def test_what_is_painted_is_named_by_all_that_matters(pipe):
+    base = pipe.check(prompt="x", method="lanternpp", tree="3,2", k=5, bound=2.0)
+    names = {evaluate.mark(pipe, s, p, i) for s, p, i in [
+        (base, PROMPTS, SEEDS),
+        (pipe.check(prompt="x", method="lanternpp", tree="3,2", k=5, bound=3.0), PROMPTS, SEEDS),
+        (base, PROMPTS[::-1], SEEDS), (base, PROMPTS, SEEDS[::-1]),
+        (pipe.check(prompt="x", method="exact", tree="3,2", k=5, bound=2.0), PROMPTS, SEEDS)]}
+    other = pipe.check(prompt="y", seed=9, method="lanternpp", tree="3,2", k=5, bound=2.0)
+    assert len(names) == 5 and evaluate.mark(pipe, other, PROMPTS, SEEDS) in names
+
+
+def test_default_prompts_name_every_look_once_before_any_twice():
+    prompts = default_prompts(len(LOOKS) + 5, seed=1)
+    assert {parts(p) for p in prompts[: len(LOOKS)]} == set(LOOKS)
+    assert default_prompts(9, 1) == prompts[:9] != default_prompts(9, 2)
+
+
+def seen(seed: int, shift: float = 0.0, right: float = 0.8, n: int = 300) -> Seen:
+    random = np.random.default_rng(seed)
+    rank = torch.from_numpy(np.where(random.random(n) < right, 0, 7))
+    return Seen(torch.from_numpy(random.normal(shift, 1, (n, 8))), torch.from_numpy(random.random(n)), rank)
+
+
+def test_equivalence_is_granted_to_equals_and_refused_to_others():
+    ar, again, real = seen(0, right=1), seen(1, right=1), seen(2).features
+    same = compare(seen(3, right=1), ar, again, real)
+    assert same["equivalent"] and same["frechet_ar"] <= same["frechet_floor"]
+    worse = compare(seen(3, right=0.9), ar, again, real)  # alignment falls by ten points
+    assert not worse["equivalent"] and worse["top1_interval"][1] < -0.02
+    elsewhere = compare(seen(3, shift=0.4, right=1), ar, again, real)
+    assert not elsewhere["equivalent"] and elsewhere["frechet_ar"] > elsewhere["frechet_floor"]
+    few = compare(seen(3, n=20, right=0.8), seen(0, n=20, right=0.8), seen(1, n=20), seen(2, n=20).features)
+    assert not few["equivalent"]  # an interval as wide as this proves nothing
+
+
+def test_the_floor_holds_its_level():
+    """A method that is AR passes about 39 times of 40."""
+    passed = sum(evaluate.quality.frechet(seen(s).features, seen(0).features)
+                 <= floor_quantile(seen(s), seen(0), seen(s + 100)) for s in range(1, 25))
+    assert passed >= 20
