@@ -1,4 +1,4 @@
-"""Command line: python -m lanternpp generate | bench | evaluate | train."""
+"""Command line: python -m lanternpp generate | bench | evaluate | frontier | train."""
 
 from __future__ import annotations
 
@@ -149,6 +149,41 @@ def evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
+def frontier(args: argparse.Namespace) -> int:
+    """Every point with --images pictures, then those on the front with --final."""
+    for name, low in (("images", 8), ("pairs", 1), ("batch", 1), ("final", 0)):
+        if not low <= getattr(args, name) <= 100_000:
+            raise SettingsError(name, f"--{name} must be from {low} to 100000, not {getattr(args, name)}.")
+    from . import evaluate as quality
+    from . import frontier as sweep
+
+    pipe = load(args)
+    common = {n: v for n, v in chosen(args).items() if n in ("seed", "cfg_scale", "temperature", "top_k", "top_p")}
+    trees = [t.strip() for t in args.trees.split(",") if t.strip()]
+    points = [pipe.check(**{"prompt": "check", **common, **point}) for point in sweep.grid(trees)]
+    args.out.mkdir(parents=True, exist_ok=True)
+    for done, label in enumerate(sweep.speeds(pipe, points, args.pairs, args.out / "speeds.jsonl"), 1):
+        bar(done, len(points), f"speed of {label}")
+    for name, count in (("frontier", args.images), ("front", args.final)):
+        if not count:
+            break
+        prompts = quality.default_prompts(count, points[0].seed)
+        seeds = [(points[0].seed + i) % 2**31 for i in range(count)]
+        ar = points[0].baseline()
+        runs = [(ar, seeds), (ar, [s + quality.OTHER_SEEDS for s in seeds]), *((p, seeds) for p in points)]
+        for number, (settings, own) in enumerate(runs):
+            for _ in quality.paint(pipe, settings, prompts, own, args.out, args.batch):
+                bar(number, len(runs), f"{count} pictures of {settings.label}")
+        rows, scores = sweep.table(pipe, points, prompts, seeds, args.out, args.batch)
+        sweep.write_csv(rows, args.out / f"{name}.csv")
+        sweep.figure(rows, scores["ar"], scores["ar, other seeds"], args.out / f"{name}.png")
+        say(f"{len(rows)} points in {args.out / name}.csv and .png")
+        best = {r["label"] for r in rows if r["pareto"]}
+        points = [p for p in points if p.label in best]
+    print(quality.render(scores))
+    return 0
+
+
 def torch_has_gpu() -> bool:
     import torch
 
@@ -157,7 +192,7 @@ def torch_has_gpu() -> bool:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lanternpp", description="Tree speculative decoding of pictures.")
-    commands = parser.add_subparsers(required=True, metavar="generate | bench | evaluate | train")
+    commands = parser.add_subparsers(required=True, metavar="generate | bench | evaluate | frontier | train")
 
     one = commands.add_parser("generate", help="paint one picture")
     one.add_argument("prompt", help="a thing, a style and a background colour, such as 'a red apple, 3d'")
@@ -179,10 +214,21 @@ def build_parser() -> argparse.ArgumentParser:
     judged.add_argument("--images", type=int, default=100, help="pictures of each method")
     judged.add_argument("--prompts", type=Path, default=None, help="text file, one a line; else all looks")
     judged.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
-    judged.add_argument("--out", type=Path, default=Path("evaluation"), help="folder of what is painted; a run that was "
-                        "stopped goes on from it. With `accelerate launch` all processes share it")
+    judged.add_argument("--out", type=Path, default=Path("evaluation"),
+                        help="folder of what is painted; a run that was stopped goes on from it, and processes of "
+                             "`accelerate launch` share it")
     add_knobs(judged)
     judged.set_defaults(call=evaluate)
+
+    swept = commands.add_parser("frontier", help="speed against quality over a grid of settings")
+    swept.add_argument("--images", type=int, default=100, help="pictures of each point")
+    swept.add_argument("--final", type=int, default=1000, help="pictures of each point on the Pareto front; 0 for none")
+    swept.add_argument("--pairs", type=int, default=4, help="pictures on which each point's speed is measured")
+    swept.add_argument("--trees", default="cpu4,cpu8,cpu14", help="comma-separated")
+    swept.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
+    swept.add_argument("--out", type=Path, default=Path("frontier"), help="folder; a run that was stopped goes on")
+    add_knobs(swept)
+    swept.set_defaults(call=frontier)
 
     from .training import commands as training
 
