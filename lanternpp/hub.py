@@ -124,6 +124,21 @@ def load_bundle(folder: str | Path, dtype: torch.dtype, device: torch.device | s
     return Bundle(config["name"], parts["target"], parts["drafter"], parts["tokenizer"], words, config["defaults"])
 
 
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer alone of a folder of save_bundle, float32 on the CPU: all that the codebook's view needs.
+
+    ModelError as in load_bundle.
+    """
+    folder = Path(folder)
+    try:
+        tokenizer = Tokenizer(VQConfig(**json.loads((folder / "config.json").read_text())["tokenizer"]))
+    except Exception as error:
+        raise ModelError(f"The model's description in {folder.name} cannot be read ({type(error).__name__}): restore "
+                         "config.json, for example with `git checkout -- assets`.") from error
+    load_strictly(tokenizer, load_sharded(folder, "tokenizer"), "tokenizer")
+    return tokenizer.eval().requires_grad_(False)
+
+
 def load_strictly(module: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
     """load_state_dict with an error that names the first missing, unknown or wrongly shaped key."""
     own = module.state_dict()
