@@ -11,7 +11,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is i
 
 import gradio as gr
 
-from app import api, html, record, session, stage, theme, views
+from app import api, codebook, html, record, session, stage, theme, treelab, views
 from lanternpp.settings import Settings
 
 MODEL = Path(__file__).resolve().parent.parent / "assets" / "emoji"
@@ -27,12 +27,20 @@ def build_demo(load: Callable[[], Any] | None = None, recordings: Path = record.
     worker = session.Worker(load or (lambda: load_model(folder)), weights(folder))
     about = model_facts(folder)
     recorded = record.load_all(recordings)
-    worker.recorded = recorded[0].outputs() if recorded else {}
+    worker.recorded = {run: output for each in recorded for run, output in each.outputs().items()}
+    book = codebook.Book(worker, None if load else folder)
     with gr.Blocks(title="LANTERN++ demo", fill_width=True, analytics_enabled=False, delete_cache=(3600, 3600)) as demo:
         html.header(stage.model_line(about))
-        with gr.Tabs(elem_id="tabs"), gr.Tab("Race"):
-            views.race_view(demo, worker, recorded, about)
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Race"):
+                knobs = views.race_view(demo, worker, recorded, about)
+            with gr.Tab("Codebook"):
+                codebook.view(book, worker, recorded)
+            with gr.Tab("Tree lab"):
+                treelab.view(worker, knobs)
         api.endpoints(worker, about["defaults"])
+        codebook.endpoint(book)
+        treelab.endpoint(worker)
 
         def left(request: gr.Request) -> None:
             worker.cancel(views.visitor(request))
@@ -77,7 +85,7 @@ def launch_options() -> dict[str, Any]:
     """What gradio 6 takes at launch: looks, limits, and nothing that leaves the machine."""
     return {
         "theme": theme.build_theme(),
-        "css": (html.ASSETS / "style.css").read_text(),
+        "css": "\n".join((html.ASSETS / name).read_text() for name in ("style.css", "lab.css")),
         "head": html.head(),
         "footer_links": ["api", "settings"],
         "max_file_size": "1mb",

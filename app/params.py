@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lanternpp.settings import BOUNDS, KNOBS, Settings, SettingsError
-from lanternpp.tree import PRESETS, shortened
+from lanternpp.tree import PRESETS, Tree, shortened
 
 STYLES = {"3D": "3d", "Flat": "flat", "Classic": "classic"}
 # Words that name a style in the training captions; a prompt that already holds one keeps it.
@@ -145,6 +145,8 @@ def of_run(header: Mapping[str, Any]) -> dict[str, object]:
     values["delta" if header["method"] == "lantern" else "lam"] = header["bound"]
     if header["tree"]["name"] in PRESETS:
         values["tree"] = header["tree"]["name"]
+    else:
+        values |= {"tree": CUSTOM, "branching": Tree(tuple(header["tree"]["parents"])).text}
     return values
 
 

@@ -17,8 +17,10 @@ def visitor(request: gr.Request | None) -> str:
     return getattr(request, "session_hash", None) or uuid.uuid4().hex
 
 
-def race_view(demo: gr.Blocks, worker: Worker, recordings: list[record.Recorded], about: dict[str, Any]) -> None:
-    """The Race tab: prompt and stage, the rail of knobs, the maps, the downloads."""
+def race_view(
+    demo: gr.Blocks, worker: Worker, recordings: list[record.Recorded], about: dict[str, Any]
+) -> dict[str, gr.Component]:
+    """The Race tab: prompt and stage, the rail of knobs, the maps, the downloads. Returns its knobs."""
     recorded = recordings[0] if recordings else None
     opening = params.opening(about["defaults"])
     if recorded:
@@ -86,3 +88,4 @@ def race_view(demo: gr.Blocks, worker: Worker, recordings: list[record.Recorded]
 
     opened = demo.load(from_link, None, inputs, queue=False, show_progress="hidden", api_visibility="private")
     opened.then(**client, inputs=inputs, js=follow)
+    return knobs

@@ -117,18 +117,21 @@ Lantern.treeDrawing = (parents, width, height) => {
 /* ---- the draft tree, at once ---- */
 Lantern.treePreview = (element, presets, limits) => {
   const drawing = element.querySelector('.drawing'), words = element.querySelector('.help');
+  /* Children per level, one number for all of a level's tokens or, between dots, one for each: as Tree.from_counts. */
   const branching = text => {
-    const widths = String(text || '').split(/[\s,;/]+/).filter(Boolean).map(Number);
-    if (!widths.length || widths.some(width => !Number.isInteger(width) || width < 1) || widths.length > limits.depth) return null;
+    const levels = String(text || '').split(/[\s,;/]+/).filter(Boolean).map(level => level.split('.').map(Number));
+    if (!levels.length || levels.flat().some(count => !Number.isInteger(count) || count < 0) || levels.length > limits.depth) return null;
     const parents = [-1];
     let level = [0];
-    for (const width of widths) {
+    for (const counts of levels) {
+      if (counts.length > 1 && counts.length !== level.length) return null;
       const next = [];
-      for (const parent of level) for (let i = 0; i < width; i++) {
+      for (const [place, parent] of level.entries()) for (let i = 0; i < counts[counts.length > 1 ? place : 0]; i++) {
         if (parents.length > limits.nodes) return null;
         next.push(parents.length);
         parents.push(parent);
       }
+      if (!next.length) return null;
       level = next;
     }
     return parents;
@@ -235,22 +238,29 @@ Lantern.fieldError = error => {
   if (input && error.field) input.setAttribute('aria-invalid', 'true');
 };
 
-/* A link that brings back prompt, seed and every knob that the method uses. */
+/* A link that brings back prompt, seed and every knob that the method uses; `linked` holds what other views add. */
+Lantern.linked = {};
+Lantern.link = knobs => {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(knobs)) {
+    if (value === null || value === undefined || value === '') continue;
+    if (name === 'branching' && knobs.tree !== 'custom') continue;
+    if ((name === 'lam' || name === 'gamma') && !/lanternpp|annealed|coupled-relaxed/.test(knobs.method)) continue;
+    if ((name === 'delta' && knobs.method !== 'lantern') || (name === 'gamma' && knobs.method !== 'annealed')) continue;
+    if ((name === 'k' || name === 'order') && /^(exact|coupled|eagle2)$/.test(knobs.method)) continue;
+    query.set(name, value);
+  }
+  for (const [name, value] of Object.entries(Lantern.linked)) query.set(name, value);
+  return `${location.origin}${location.pathname}?${query}`;
+};
 Lantern.header = (element, text) => {
   const model = element.querySelector('.model'), button = element.querySelector('button');
   model.textContent = text;
+  const tab = new URLSearchParams(location.search).get('tab');
+  if (tab) setTimeout(() => Lantern.openTab(tab), 0);
   Lantern.on('model', loaded => { model.textContent = loaded; });
   button.addEventListener('click', async () => {
-    const { knobs } = Lantern, query = new URLSearchParams();
-    for (const [name, value] of Object.entries(knobs)) {
-      if (value === null || value === undefined || value === '') continue;
-      if (name === 'branching' && knobs.tree !== 'custom') continue;
-      if ((name === 'lam' || name === 'gamma') && !/lanternpp|annealed|coupled-relaxed/.test(knobs.method)) continue;
-      if ((name === 'delta' && knobs.method !== 'lantern') || (name === 'gamma' && knobs.method !== 'annealed')) continue;
-      if ((name === 'k' || name === 'order') && /^(exact|coupled|eagle2)$/.test(knobs.method)) continue;
-      query.set(name, value);
-    }
-    const link = `${location.origin}${location.pathname}?${query}`, label = button.querySelector('span');
+    const link = Lantern.link(Lantern.knobs), label = button.querySelector('span');
     try { await navigator.clipboard.writeText(link); label.textContent = 'Copied'; }
     catch { history.replaceState(null, '', link); label.textContent = 'In the address bar'; }
     setTimeout(() => { label.textContent = 'Copy link'; }, 2000);

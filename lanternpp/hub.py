@@ -150,13 +150,33 @@ def _load_own(folder: Path, config: dict, dtype: torch.dtype, device: torch.devi
     with torch.device("meta"):
         parts: dict[str, nn.Module | None] = {"target": Transformer(shape), "tokenizer": Tokenizer(vq_shape),
                                               "drafter": Drafter(drafter_shape, shape) if drafter_shape else None}
-    remedy = "restore the files, for example with `git checkout -- assets`"
     for stem, module in parts.items():
-        if module is None:
-            continue
-        paths = sorted(folder.glob(f"{stem}-*.safetensors"))
-        if not paths:
-            raise ModelError(f"The folder {folder.name} has no {stem} weights, {stem}-*.safetensors: {remedy}.")
-        fill(module, same_names(module), open_weights(paths, stem, remedy),
-             torch.float32 if stem == "tokenizer" else dtype, device).requires_grad_(False)
+        if module is not None:
+            fill_own(module, folder, stem, torch.float32 if stem == "tokenizer" else dtype, device)
     return Bundle(config["name"], parts["target"], parts["drafter"], parts["tokenizer"], words, config["defaults"])
+
+
+def fill_own(module: nn.Module, folder: Path, stem: str,
+             dtype: torch.dtype | Callable[[str], torch.dtype] = torch.float32,
+             device: torch.device | str = "cpu") -> nn.Module:
+    """Fill a module from a folder's {stem}-*.safetensors, strictly, and freeze it. dtype as in checkpoints.fill."""
+    remedy = "restore the files, for example with `git checkout -- assets`"
+    paths = sorted(folder.glob(f"{stem}-*.safetensors"))
+    if not paths:
+        raise ModelError(f"The folder {folder.name} has no {stem} weights, {stem}-*.safetensors: {remedy}.")
+    return fill(module, same_names(module), open_weights(paths, stem, remedy), dtype, device).requires_grad_(False)
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer alone of a folder of save_bundle, float32 on the CPU: all that the codebook's view needs.
+
+    ModelError as in load_bundle.
+    """
+    folder = Path(folder)
+    try:
+        shape = VQConfig(**json.loads((folder / "config.json").read_text())["tokenizer"])
+    except Exception as error:
+        raise ModelError(_unreadable(folder, error)) from error
+    with torch.device("meta"):
+        tokenizer = Tokenizer(shape)
+    return fill_own(tokenizer, folder, "tokenizer")

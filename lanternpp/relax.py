@@ -62,22 +62,24 @@ def relaxed_mass(residual: Tensor, near: Tensor, limit: Tensor) -> Tensor:
     return residual + pooled
 
 
-def nearest_codes(codebook: Tensor, k: int, block: int = 1024) -> Tensor:
-    """Each code's k nearest others by Euclidean distance: (V, C) rows that the decoder uses -> (V, k) int64.
+def neighbours_of(codebook: Tensor, codes: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k nearest others of some codes (n,), among rows (V, C) that the decoder uses: codes (n, k) int64 and their
+    Euclidean distances (n, k) float64.
 
     The code itself is left out; equal distances are taken in order of code number.
     """
-    codes = codebook.shape[0]
-    k = min(k, codes - 1)
     rows = codebook.double()
-    table = torch.empty(codes, k, dtype=torch.int64)
-    for first in range(0, codes, block):
-        # Not by matrix product: its rounding would order equal distances at random.
-        distance = torch.cdist(rows[first:first + block], rows, compute_mode="donot_use_mm_for_euclid_dist")
-        index = torch.arange(len(distance))
-        distance[index, first + index] = float("inf")
-        table[first:first + block] = distance.sort(dim=-1, stable=True).indices[:, :k]
-    return table
+    # Not by matrix product: its rounding would order equal distances at random.
+    distance = torch.cdist(rows[codes], rows, compute_mode="donot_use_mm_for_euclid_dist")
+    distance[torch.arange(len(codes)), codes] = float("inf")
+    near, order = distance.sort(dim=-1, stable=True)
+    k = min(k, len(rows) - 1)
+    return order[:, :k], near[:, :k]
+
+
+def nearest_codes(codebook: Tensor, k: int, block: int = 1024) -> Tensor:
+    """Each code's k nearest others, as `neighbours_of` orders them: (V, C) rows -> (V, k) int64."""
+    return torch.cat([neighbours_of(codebook, codes, k)[0] for codes in torch.arange(len(codebook)).split(block)])
 
 
 def cached_nearest_codes(codebook: Tensor, folder: str | Path | None, k: int = MAX_NEIGHBOURS) -> Tensor:

@@ -112,8 +112,8 @@ class Scorer(nn.Module):
         except Exception as error:  # no file, no JSON, other keys: json, pathlib and tokenizers raise several kinds
             raise hub.ModelError(f"The scorer in {folder} cannot be read ({type(error).__name__}): restore config.json "
                                  "and captions.json, for example with `git checkout -- assets`.") from error
-        hub.load_strictly(model, hub.load_sharded(folder, "scorer"), "scorer")
-        return hub.cast(model, torch.float32)
+        kinds = {k: v.dtype for k, v in model.state_dict().items()}  # batch norm counts its batches in whole numbers
+        return hub.fill_own(model, folder, "scorer", kinds.__getitem__)
 
     def save(self, folder: Path) -> None:
         """Write weights in float16, configuration and word pieces."""

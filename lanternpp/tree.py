@@ -6,6 +6,7 @@ children in the order in which they are drawn. Every method uses such a tree: pl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,6 +111,39 @@ class Tree:
             parents.append(index[path[:-1]])
         return cls(tuple(parents))
 
+    @classmethod
+    def from_counts(cls, levels: Sequence[Sequence[int]]) -> Tree:
+        """levels[l] holds how many children each node of level l has; one number counts for every node of its level."""
+        if len(levels) > MAX_DEPTH:
+            raise TreeError(f"The tree's text has {len(levels)} levels; at most {MAX_DEPTH} are allowed: remove "
+                            "levels.")
+        parents, level = [-1], [0]
+        for number, counts in enumerate(levels):
+            if len(counts) not in (1, len(level)):
+                raise TreeError(f"Level {number + 1} of the tree's text has {len(counts)} numbers: give one for all, "
+                                f"or one for each of the {len(level)} tokens above.")
+            each = counts if len(counts) > 1 else list(counts) * len(level)
+            if len(parents) + sum(each) > MAX_NODES + 1:
+                raise TreeError(f"The tree's text makes more than {MAX_NODES} nodes: use smaller numbers or fewer "
+                                "levels.")
+            below = []
+            for parent, count in zip(level, each, strict=True):
+                below += range(len(parents), len(parents) + count)
+                parents += [parent] * count
+            if not below:
+                raise TreeError(f"Level {number + 1} of the tree's text has no tokens: leave it out.")
+            level = below
+        return cls(tuple(parents))
+
+    @property
+    def text(self) -> str:
+        """The tree as a person may type it and a link may hold it, such as `3/2.1.0`: see from_counts."""
+        levels = []
+        for depth in range(self.depth):
+            counts = [len(c) for c, d in zip(self.children, self.depths, strict=True) if d == depth]
+            levels.append(str(counts[0]) if len(set(counts)) == 1 else ".".join(map(str, counts)))
+        return "/".join(levels)
+
     @property
     def nodes(self) -> int:
         """N: drafted nodes, the root not counted."""
@@ -189,7 +223,8 @@ PRESETS: dict[str, Tree] = {
 
 
 def parse_tree(value: object) -> Tree:
-    """A Tree from a preset's name, branching (`"3,2,1"` or a list), EAGLE paths, or `{"parents": [...]}`.
+    """A Tree from a preset's name, branching (`"3,2,1"` or a list), the text of a tree (`"3/2.1.0"`: three tokens, of
+    which the first has two children and the second one), EAGLE paths (a list or its text), or `{"parents": [...]}`.
 
     Raises TreeError for all else.
     """
@@ -199,11 +234,21 @@ def parse_tree(value: object) -> Tree:
         text = value.strip()
         if text in PRESETS:
             return PRESETS[text]
-        parts = [p for p in text.replace("/", ",").replace(" ", ",").split(",") if p]
-        if not parts or not all(p.isascii() and p.isdigit() and len(p) <= 4 for p in parts):
+        if text.startswith("[") and len(text) <= 20_000:
+            try:
+                return parse_tree(json.loads(text))
+            except (ValueError, RecursionError) as error:
+                if isinstance(error, TreeError):
+                    raise
+                raise TreeError(f"The path list {shortened(text)} cannot be read: write it as in [[0], [1], [0, 0]].") \
+                    from None
+        levels = [p.split(".") for p in text.replace("/", ",").replace(" ", ",").split(",") if p]
+        if not levels or not all(p.isascii() and p.isdigit() and len(p) <= 4 for level in levels for p in level):
             raise TreeError(f"The draft tree {shortened(text)} is unknown: use one of {', '.join(PRESETS)}, or "
                             "branching such as 3,2,1.")
-        return Tree.from_branching([int(p) for p in parts])
+        if all(len(level) == 1 for level in levels):
+            return Tree.from_branching([int(level[0]) for level in levels])
+        return Tree.from_counts([[int(p) for p in level] for level in levels])
     if isinstance(value, dict):
         value = value.get("parents")
         if isinstance(value, list | tuple) and len(value) <= 100_000 and all(type(p) is int for p in value):

@@ -50,7 +50,10 @@ def test_notations_agree(tree):
     assert Tree.from_paths(reversed(paths_of(tree))) == tree  # order of the list does not matter
     assert parse_tree([list(path) for path in paths_of(tree)]) == tree
     assert parse_tree({"parents": list(tree.parents)}) == tree
+    assert parse_tree(str([list(path) for path in paths_of(tree)])) == tree
     assert parse_tree(tree) is tree
+    if tree.nodes:
+        assert parse_tree(tree.text) == tree and parse_tree(tree.text.replace("/", ", ")) == tree
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -153,3 +156,15 @@ def test_anything_is_a_tree_or_an_error(value):
         assert isinstance(parse_tree(value), Tree)
     except TreeError as error:
         assert len(str(error)) < 300
+
+
+@pytest.mark.parametrize("text, says", [
+    ("2/3.1.4", "give one for all"), ("9.9/9", "give one for all"),
+    ("4/" + ".".join("99" for _ in range(4)), "more than"),
+    ("2/0.0", "has no tokens"), ("/".join(["2.1"] + ["1"] * MAX_DEPTH), "levels"), ("2/1.x", "unknown"),
+    ("[[0], [1]", "cannot be read"), ("[" * 5000, "cannot be read"), ("[[1]]", "skips a sibling"), ("[[0.5]]", "whole"),
+])
+def test_text_of_a_tree_that_is_wrong_gets_one_sentence(text, says):
+    with pytest.raises(TreeError, match=says) as caught:
+        parse_tree(text)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,177 @@
+"""The Codebook and Tree lab views: their endpoints, and in headless Chromium what a visitor does with them."""
+
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from serving import serve, toy_pipeline
+from test_browser import PROMPT, browser, overflow, state, visit, wait_state  # noqa: F401
+
+from app import record, treelab
+from lanternpp.acceptance import acceptance_table, expected_accepted_length
+from lanternpp.codebook import psnr
+from lanternpp.pipeline import run
+from lanternpp.relax import nearest_codes
+from lanternpp.settings import Settings
+from lanternpp.tree import PRESETS, Tree, parse_tree
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    pipe = toy_pipeline()
+    method = Settings.checked(pipe.bundle.defaults, prompt="fox, 3d", tree="3,2", k=10, bound=3.0)
+    return [run(pipe.stream(each)) for each in (method.baseline(), method)]
+
+
+@pytest.fixture(scope="module")
+def site(outputs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    record.save(folder, "fox-0", "fox", "3D", outputs)
+    with serve(toy_pipeline, folder) as (url, demo):
+        yield url, demo
+
+
+@pytest.fixture(scope="module")
+def client(site):
+    return Client(site[0], verbose=False)
+
+
+def refused(call, *args, **named) -> str:
+    with pytest.raises(AppError) as caught:
+        call(*args, **named)
+    text = str(caught.value)
+    assert "\n" not in text and "Traceback" not in text and text.endswith((".", "!")), text
+    return text
+
+
+def test_the_codebook_endpoint_lists_neighbours_and_exchanges_tokens(client, site, outputs):
+    from PIL import Image
+
+    trace, pipe = outputs[1].trace, toy_pipeline()
+    facts, picture = client.predict(code=5, k=4, run=trace.run_id, j=2, api_name="/codebook")
+    table = nearest_codes(pipe.bundle.tokenizer.codebook, 63)
+    assert facts["neighbours"] == table[5, :4].tolist() and facts["distances"] == sorted(facts["distances"])
+    expected = pipe.decode_pixels([int(table[token, 1]) for token in trace.tokens])
+    with Image.open(picture) as image:
+        assert image.convert("RGB").tobytes() == expected.tobytes()
+    assert facts["psnr"] == pytest.approx(psnr(pipe.decode_pixels(trace.tokens), expected), abs=1e-3)
+    same, _ = client.predict(code=5, k=1, run=trace.run_id, j=0, api_name="/codebook")
+    assert same["psnr"] is None  # no neighbour was taken: the picture itself
+    assert client.predict(code=5, api_name="/codebook")[1] is None
+    assert "from 0 to 63" in refused(client.predict, code=64, api_name="/codebook")
+    assert "not kept" in refused(client.predict, run="nothing", api_name="/codebook")
+
+
+def test_the_tree_endpoint_foretells_from_kept_runs(client, outputs):
+    answer = client.predict(tree=[[0], [1], [0, 0]], api_name="/tree")
+    tree, table = parse_tree("2/1.0"), acceptance_table([outputs[1].trace])
+    assert answer["text"] == "2/1.0" and answer["paths"] == [[0], [1], [0, 0]] and answer["depth"] == 2
+    assert answer["expected_accepted_length"] == pytest.approx(expected_accepted_length(tree, table), abs=1e-4)
+    assert answer["acceptance"]["tested"] == table.tested.tolist() and answer["measured"] is None
+    own = client.predict(tree="3,2", api_name="/tree")["measured"]
+    assert own["length"] == pytest.approx(outputs[1].trace.summary()["accepted_length"], abs=1e-4)
+    assert client.predict(tree="2", method="lantern", api_name="/tree")["expected_accepted_length"] is None
+    assert "skips a sibling" in refused(client.predict, tree=[[1]], api_name="/tree")
+    assert "drafts no tree" in refused(client.predict, tree="2", method="ar", api_name="/tree")
+
+
+def test_runs_of_one_rule_are_counted_together(outputs):
+    class Kept:
+        recorded = {}
+        runs = dict(enumerate([*outputs, outputs[1]]))
+
+    [group] = treelab.groups(Kept)
+    assert len(group.traces) == 2 and group.steps == 2 * outputs[1].trace.steps
+    assert (group.table.tested == 2 * acceptance_table([outputs[1].trace]).tested).all()
+    assert group.json()["measured"]["3/2"]["runs"] == 2
+
+
+@pytest.mark.browser
+def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
+    url, demo = site
+    page = visit(url, reduced_motion="reduce")
+    page.click('#tabs [role="tab"]:has-text("Tree lab")')
+    page.wait_for_selector("#treelab svg")
+    shown = "document.querySelector('#treelab [data-part=expected]').textContent"
+    table = treelab.groups(demo.worker)[0].table
+
+    def check(tree: Tree) -> None:
+        page.wait_for_function(
+            "count => document.querySelectorAll('#treelab [data-node]').length === count", arg=len(tree.parents)
+        )
+        assert page.input_value("#lab-paths").count("[") == tree.nodes + 1
+        assert float(page.evaluate(shown)) == pytest.approx(expected_accepted_length(tree, table), abs=0.006)
+
+    check(parse_tree("3,2"))  # the Race's own
+    page.select_option("#lab-start", label="4 tokens: 4")
+    check(PRESETS["cpu4"])
+    page.click("#lab-node-2 .hit")
+    page.focus('#treelab [data-part="tree"]')
+    page.keyboard.press("+")
+    check(parse_tree("4/0.1.0.0"))
+    page.keyboard.press("Delete")
+    page.keyboard.press("z")
+    check(parse_tree("4/0.1.0.0"))
+    page.keyboard.press("z")
+    check(PRESETS["cpu4"])
+    page.click('#treelab [data-do="best"]')
+    best = max((parse_tree(text) for text in ("5", "4/1.0.0.0")), key=lambda t: expected_accepted_length(t, table))
+    check(best)
+    page.fill("#lab-paths", "[[0], [2]]")
+    page.keyboard.press("Tab")
+    page.wait_for_selector('#treelab [data-part="error"]:not([hidden])')
+    assert "skips a sibling" in page.inner_text('#treelab [data-part="error"]')
+    page.fill("#lab-paths", "[[0], [1], [0, 0]]")
+    page.keyboard.press("Tab")
+    check(parse_tree("2/1.0"))
+    page.click('#treelab [data-action="save"]')
+    assert page.inner_text('#treelab [data-action="save"]') == "Forget preset"
+    serial = page.eval_on_selector("[data-serial]", "element => Number(element.dataset.serial)")
+    page.click('#treelab [data-action="race"]')
+    page.wait_for_function(
+        "serial => Number(document.querySelector('[data-serial]').dataset.serial) > serial", arg=serial
+    )
+    wait_state(page, "done")
+    assert page.input_value("#knob-branching textarea, #knob-branching input") == "2/1.0"
+    made = [output.trace for output in demo.worker.runs.values() if output.trace.header["method"] != "ar"]
+    assert made[-1].header["tree"]["parents"] == [-1, 0, 0, 1]
+    page.evaluate("Lantern.openTab('Tree lab')")
+    page.wait_for_function("!/–/.test(document.querySelector('#treelab [data-part=measured]').textContent)")
+    again = visit(url, 390, 844)
+    again.goto(page.evaluate("Lantern.link(Lantern.knobs)"))  # opens this tab, with this tree
+    again.wait_for_selector("#treelab svg")
+    again.wait_for_function("document.querySelector('#lab-paths').value === '[[0], [1], [0,0]]'")
+    assert overflow(again) <= 0
+
+
+@pytest.mark.browser
+def test_codes_are_picked_and_exchanged(visit, site):  # noqa: F811
+    page = visit(site[0])
+    page.click('#tabs [role="tab"]:has-text("Codebook")')
+    said = "document.querySelector('#codebook [data-part=said]').textContent"
+    page.wait_for_function(f"/nearest is code/.test({said})")
+    page.fill("#codebook-code", "7")
+    page.keyboard.press("Tab")
+    page.wait_for_function(f"{said}.startsWith('Code 7:')")
+    near = nearest_codes(toy_pipeline().bundle.tokenizer.codebook, 3)[7].tolist()
+    assert [page.get_attribute(f"#codebook .patch >> nth={i}", "aria-label").split(",")[0] for i in range(3)] == [
+        f"Neighbour {i + 1}: code {code}" for i, code in enumerate(near)
+    ]
+    page.click("#codebook .patch >> nth=1")
+    page.wait_for_function(f"{said}.startsWith('Code {near[1]}:')")
+    page.focus('#codebook [data-part="map"]')
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function(f"!{said}.startsWith('Code {near[1]}:')")
+    facts = '#codebook [data-part="swapped-facts"]'
+    page.wait_for_function("/dB/.test(document.querySelector('#codebook [data-part=swapped-facts]').textContent)")
+    before = page.inner_text(facts)
+    page.focus('#codebook [data-part="j"] input[type=range]')
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text(facts) != before and "Neighbour 20" in page.inner_text(
+        '#codebook [data-part="swapped-title"]'
+    )
+    page.keyboard.press("Home")
+    assert "identical" in page.inner_text(facts)
+    with page.expect_download() as caught:
+        page.click('#codebook [data-action="near"]')
+    assert caught.value.suggested_filename.endswith(".csv")
+    assert overflow(page) <= 0
