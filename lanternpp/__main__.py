@@ -80,6 +80,7 @@ def bench(args: argparse.Namespace) -> int:
         if not 1 <= count <= 1000:
             raise SettingsError(what, f"--{what} must be from 1 to 1000, not {count}.")
     from . import bench as speed
+    from . import breakdown as parts
 
     pipe = load(args)
     prompts = [speed.PROMPTS[i % len(speed.PROMPTS)] for i in range(args.prompts)]
@@ -90,16 +91,21 @@ def bench(args: argparse.Namespace) -> int:
     about = pipe.describe()
     say(f"{about['model']} on {about['device']}, {about['dtype']}, {about['mode']}, torch {about['torch']}; "
         f"{len(pairs)} pairs of {', '.join(names)} interleaved")
-    methods = [speed.Runs(s) for s in pairs[0]]
+    kind, interleave = (parts.Timed, parts.interleave) if args.breakdown else (speed.Runs, speed.interleave)
+    methods = [kind(s) for s in pairs[0]]
     stopped = False
     try:
-        for step in speed.interleave(pipe, pairs, methods):
+        for step in interleave(pipe, pairs, methods):
             bar(step.done, step.total, f"{step.settings.method} {step.summary['total_seconds']:.2f} s")
     except KeyboardInterrupt:
         stopped = True
         say("\nStopped: the table holds the complete pairs only.")
     document = speed.document(pipe, methods) | ({"stopped": True} if stopped else {})
     print(speed.render(document["methods"]))
+    if args.breakdown and methods[0].summaries:
+        machine = parts.measure_machine(pipe.bundle.target.device, pipe.bundle.target.dtype)
+        document |= {"machine": vars(machine), "breakdown": parts.breakdown(pipe, methods, machine)}
+        print(f"\n{parts.render(document['breakdown'], machine)}")
     print(speed.to_line(document))
     return 130 if stopped else 0
 
@@ -120,6 +126,8 @@ def build_parser() -> argparse.ArgumentParser:
     many.add_argument("--methods", default="ar,exact,lantern,lanternpp,annealed", help="comma-separated")
     many.add_argument("--prompts", type=int, default=5, help="how many of the fixed prompts")
     many.add_argument("--repeats", type=int, default=1, help="how often each prompt, with other seeds")
+    many.add_argument("--breakdown", action="store_true",
+                      help="also time each phase of a step and compare it with this machine's limits")
     add_knobs(many)
     many.set_defaults(call=bench)
 
