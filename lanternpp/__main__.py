@@ -1,4 +1,4 @@
-"""Command line: python -m lanternpp generate | bench | train."""
+"""Command line: python -m lanternpp generate | bench | tune | train."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from . import settings as schema
 from .hub import ModelError
 from .settings import METHODS, Settings, SettingsError
-from .tree import TreeError
+from .tree import MAX_NODES, TreeError
 
 
 def add_knobs(parser: argparse.ArgumentParser) -> None:
@@ -70,15 +70,19 @@ def generate(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_counts(args: argparse.Namespace, *names: str, high: int = 1000) -> None:
+    for name in names:
+        if not 1 <= (count := getattr(args, name)) <= high:
+            raise SettingsError(name, f"--{name} must be from 1 to {high}, not {count}.")
+
+
 def bench(args: argparse.Namespace) -> int:
     names = list(dict.fromkeys(m.strip() for m in args.methods.split(",") if m.strip()))
     knobs = chosen(args)
     if not names:
         raise SettingsError("methods", f"--methods is empty: name some of {', '.join(METHODS)}, with commas.")
     checked = [Settings.checked(**{"prompt": "check", **knobs, "method": name}) for name in names]
-    for what, count in (("prompts", args.prompts), ("repeats", args.repeats)):
-        if not 1 <= count <= 1000:
-            raise SettingsError(what, f"--{what} must be from 1 to 1000, not {count}.")
+    check_counts(args, "prompts", "repeats")
     from . import bench as speed
     from . import breakdown as parts
 
@@ -110,9 +114,41 @@ def bench(args: argparse.Namespace) -> int:
     return 130 if stopped else 0
 
 
+def tune(args: argparse.Namespace) -> int:
+    if args.tree is not None:
+        raise SettingsError("tree", "tune searches the tree itself: leave out --tree.")
+    knobs = {"prompt": "check", "tree": "cpu4", **chosen(args)}
+    if Settings.checked(**knobs).method == "ar":
+        raise SettingsError("method", "Plain AR drafts no tree that could be tuned: choose another method.")
+    check_counts(args, "traces", "pictures", "rounds")
+    check_counts(args, "budget", high=MAX_NODES)
+    from . import presets
+    from . import tune as tuning
+    from .bench import to_line
+
+    pipe = load(args)
+    settings, about = pipe.check(**knobs), pipe.describe()
+    say(f"{about['model']} on {about['device']}, {about['dtype']}, {about['mode']}: {METHODS[settings.method]}")
+    work = tuning.tune(pipe, settings, args.traces, args.pictures, args.rounds, args.budget)
+    while True:
+        try:
+            what, done, total = next(work)
+        except StopIteration as end:
+            tree, document = end.value
+            break
+        bar(done, total, what)
+    kept = presets.keep(tree, about, {"found": document})
+    picture = args.figure or kept.with_suffix(".png")
+    tuning.figure(picture, document)
+    print(tuning.render(document))
+    print(f"Kept in {kept}, drawn in {picture}. Use it with --tree tuned.")
+    print(to_line(document))
+    return 0
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lanternpp", description="Tree speculative decoding of pictures.")
-    commands = parser.add_subparsers(required=True, metavar="generate | bench | train")
+    commands = parser.add_subparsers(required=True, metavar="generate | bench | tune | train")
 
     one = commands.add_parser("generate", help="paint one picture")
     one.add_argument("prompt", help="a thing, a style and a background colour, such as 'a red apple, 3d'")
@@ -130,6 +166,16 @@ def build_parser() -> argparse.ArgumentParser:
                       help="also time each phase of a step and compare it with this machine's limits")
     add_knobs(many)
     many.set_defaults(call=bench)
+
+    best = commands.add_parser("tune", help="find the fastest draft tree for a model on this machine")
+    best.add_argument("--method", default=None, help="the method to tune for; lanternpp if left out")
+    best.add_argument("--traces", type=int, default=6, help="pictures in which acceptance is counted")
+    best.add_argument("--pictures", type=int, default=5, help="pictures on which every tree is measured")
+    best.add_argument("--rounds", type=int, default=3, help="how often the cost of every random tree is timed")
+    best.add_argument("--budget", type=int, default=MAX_NODES, help=f"most nodes of a tree, up to {MAX_NODES}")
+    best.add_argument("--figure", type=Path, default=None, help="PNG to write; beside the tuned tree if left out")
+    add_knobs(best)
+    best.set_defaults(call=tune)
 
     from .training import commands as training
 
