@@ -19,7 +19,7 @@ from .bench import PROMPTS, Runs, interleave, quartiles
 from .cost import CostCurve
 from .pipeline import LanternPipeline, run
 from .search import Candidate, candidate, search
-from .settings import Settings
+from .settings import METHODS, Settings
 from .trace import Trace
 from .tree import MAX_DEPTH, MAX_NODES, PRESETS, Tree
 
@@ -198,8 +198,9 @@ def figure(path: Path, document: dict) -> None:
                       textcoords="offset points", fontsize=8)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="drafted nodes a step", ylabel="speedup over plain AR",
-             title=f"{document['model']}, {document['method']}\n{document['device']}, {document['dtype']}")
+    axes.set_xticks(sizes := [row["nodes"] for row in searched], map(str, sizes))
+    axes.set(xlabel="budget: drafted nodes a step", ylabel="speedup over plain AR",
+             title=f"{document['model']}, {METHODS[document['method']]}\n{document['device']}, {document['dtype']}")
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     chart.savefig(path, dpi=120, format="png")

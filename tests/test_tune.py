@@ -165,9 +165,14 @@ def test_settings_take_the_tuned_tree_or_say_what_to_run(pipe):
     assert pipe.check(prompt="a fox", tree=" tuned ").tree == Tree.from_branching([3])
 
 
-def rows(speedup):
-    return [{"name": n, "nodes": k, "depth": 1, "predicted": {"accepted_length": 1.5, "step": 0.01, "speedup": 1.2},
-             "measured": {"accepted_length": 1.4, "speedup": speedup}} for n, k in (("2", 2), ("4", 4))]
+def test_the_page_offers_the_tuned_tree_once_there_is_one():
+    from app import params, widgets
+
+    assert params.from_query({"tree": "tuned"}) == {}
+    presets.keep(Tree.from_branching([3, 1]), ABOUT, {})
+    assert params.from_query({"tree": "tuned"}) == {"tree": "tuned"}
+    assert widgets.tree_name("tuned", presets.offered()["tuned"]) == "Tuned here, 6 tokens: 3 / 3"
+    assert widgets.tree_name("chain5", PRESETS["chain5"]) == "Chain of 5"
 
 
 @pytest.mark.parametrize(("gain", "speedup", "says"), [
@@ -191,7 +196,7 @@ def test_tune_from_the_command_line_to_the_next_picture(toy_folder, tmp_path, ca
     picture = tmp_path / "a.png"
     assert main(["generate", "a fox", "--tree", "tuned", *base]) == 2
     assert "python -m lanternpp tune" in capsys.readouterr().err
-    assert main(["tune", *base, "--traces", "1", "--pictures", "2", "--rounds", "1", "--budget", "4", "--figure",
+    assert main(["tune", *base, "--traces", "1", "--pictures", "1", "--rounds", "1", "--budget", "4", "--figure",
                  str(picture)]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     document = json.loads(lines[-1])
