@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from lanternpp.presets import offered
 from lanternpp.settings import BOUNDS, KNOBS, Settings, SettingsError
 from lanternpp.tree import PRESETS, Tree, shortened
 
@@ -110,7 +111,7 @@ def from_query(query: Mapping[str, str], codes: int | None = None) -> dict[str, 
         try:
             if name == "style" and text in STYLES:
                 values[name] = text
-            elif name == "tree" and (text == CUSTOM or (text in PRESETS and PRESETS[text].nodes)):
+            elif name == "tree" and (text == CUSTOM or (text in offered() and offered()[text].nodes)):
                 values[name] = text
             elif name == "branching":
                 Settings.checked(prompt="a", tree=text)

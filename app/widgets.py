@@ -5,8 +5,9 @@ from typing import Any
 import gradio as gr
 
 from app import html, params
+from lanternpp.presets import TUNED, offered
 from lanternpp.settings import BOUNDS, KNOBS, Knob
-from lanternpp.tree import MAX_DEPTH, MAX_NODES, PRESETS
+from lanternpp.tree import MAX_DEPTH, MAX_NODES, Tree
 
 
 def prompt(opening: dict[str, Any]) -> dict[str, gr.Component]:
@@ -30,7 +31,8 @@ def rail(opening: dict[str, Any], codes: int | None) -> tuple[dict[str, gr.Compo
     """All other knobs, the preview of the bound, and the dice of the seed."""
     knobs: dict[str, Any] = {}
     knobs["method"] = radio("method", "Method", params.METHODS, opening)
-    trees = [(tree_name(name), name) for name, tree in PRESETS.items() if tree.nodes]
+    presets = offered()
+    trees = [(tree_name(name, tree), name) for name, tree in presets.items() if tree.nodes]
     knobs["tree"] = gr.Dropdown(
         [*trees, ("Custom branching", params.CUSTOM)],
         value=opening["tree"],
@@ -41,7 +43,7 @@ def rail(opening: dict[str, Any], codes: int | None) -> tuple[dict[str, gr.Compo
     knobs["branching"] = gr.Textbox(
         opening["branching"], label="Children per level", lines=1, max_lines=1, elem_id="knob-branching"
     )
-    parents = {name: list(tree.parents) for name, tree in PRESETS.items()}
+    parents = {name: list(tree.parents) for name, tree in presets.items()}
     html.tree_preview(parents, {"nodes": MAX_NODES, "depth": MAX_DEPTH}, opening)
     knobs["k"] = html.stop_slider(opening["k"], KNOBS["k"].label, KNOBS["k"].help, int(KNOBS["k"].high))
     knobs["lam"] = slider("lam", BOUNDS["lanternpp"], opening)
@@ -80,9 +82,10 @@ def radio(name: str, label: str, choices: dict[str, str], opening: dict[str, Any
     return gr.Radio(pairs, value=opening[name], label=label, info=info, elem_id=f"knob-{name}")
 
 
-def tree_name(name: str) -> str:
+def tree_name(name: str, tree: Tree) -> str:
     """A preset as the dropdown words it."""
-    tree = PRESETS[name]
     if set(tree.widths) == {1}:
-        return f"Chain of {tree.nodes}"
-    return f"{tree.nodes} tokens: {' / '.join(map(str, tree.widths))}"
+        words = f"Chain of {tree.nodes}"
+    else:
+        words = f"{tree.nodes} tokens: {' / '.join(map(str, tree.widths))}"
+    return f"Tuned here, {words[0].lower()}{words[1:]}" if name == TUNED else words

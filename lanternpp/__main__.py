@@ -1,50 +1,16 @@
-"""Command line: python -m lanternpp generate | bench | evaluate | frontier | train."""
+"""Command line: python -m lanternpp generate | bench | tune | evaluate | frontier | train."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from . import settings as schema
+from . import quality_commands
+from .console import add_knobs, bar, check_counts, chosen, load, say
 from .hub import ModelError
 from .settings import METHODS, Settings, SettingsError
-from .tree import TreeError
-
-
-def add_knobs(parser: argparse.ArgumentParser) -> None:
-    """Every knob as an option taken as text: limits and messages live in the schema alone."""
-    for name, knob in schema.KNOBS.items():
-        if name not in ("prompt", "method"):
-            what = f" Choices: {', '.join(knob.choices)}." if knob.choices else ""
-            what += f" From {knob.low:g} to {knob.high:g}." if knob.low is not None else ""
-            parser.add_argument(f"--{name.replace('_', '-')}", metavar=name.upper(), default=None,
-                                help=f"{knob.help}{what}".replace("%", "%%"))
-    parser.add_argument("--model", type=Path, default=None, help="folder of a model; the bundled one if left out")
-
-
-def chosen(args: argparse.Namespace) -> dict[str, object]:
-    return {n: v for n in schema.KNOBS if (v := getattr(args, n, None)) is not None}
-
-
-def load(args: argparse.Namespace):
-    from .pipeline import LanternPipeline
-
-    return LanternPipeline.from_pretrained(args.model)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def bar(done: int, total: int, text: str) -> None:
-    """A progress bar on standard error, drawn only where a person watches."""
-    if sys.stderr.isatty():
-        filled = round(30 * done / max(1, total))
-        print(f"\r{'█' * filled}{'·' * (30 - filled)} {done}/{total} {text:<40}", end="", file=sys.stderr, flush=True)
-        if done >= total:
-            say("")
+from .tree import MAX_NODES, TreeError
 
 
 def generate(args: argparse.Namespace) -> int:
@@ -77,10 +43,9 @@ def bench(args: argparse.Namespace) -> int:
     if not names:
         raise SettingsError("methods", f"--methods is empty: name some of {', '.join(METHODS)}, with commas.")
     checked = [Settings.checked(**{"prompt": "check", **knobs, "method": name}) for name in names]
-    for what, count in (("prompts", args.prompts), ("repeats", args.repeats)):
-        if not 1 <= count <= 1000:
-            raise SettingsError(what, f"--{what} must be from 1 to 1000, not {count}.")
+    check_counts(args, "prompts", "repeats")
     from . import bench as speed
+    from . import breakdown as parts
 
     pipe = load(args)
     prompts = [speed.PROMPTS[i % len(speed.PROMPTS)] for i in range(args.prompts)]
@@ -91,108 +56,60 @@ def bench(args: argparse.Namespace) -> int:
     about = pipe.describe()
     say(f"{about['model']} on {about['device']}, {about['dtype']}, {about['mode']}, torch {about['torch']}; "
         f"{len(pairs)} pairs of {', '.join(names)} interleaved")
-    methods = [speed.Runs(s) for s in pairs[0]]
+    kind, interleave = (parts.Timed, parts.interleave) if args.breakdown else (speed.Runs, speed.interleave)
+    methods = [kind(s) for s in pairs[0]]
     stopped = False
     try:
-        for step in speed.interleave(pipe, pairs, methods):
+        for step in interleave(pipe, pairs, methods):
             bar(step.done, step.total, f"{step.settings.method} {step.summary['total_seconds']:.2f} s")
     except KeyboardInterrupt:
         stopped = True
         say("\nStopped: the table holds the complete pairs only.")
     document = speed.document(pipe, methods) | ({"stopped": True} if stopped else {})
     print(speed.render(document["methods"]))
+    if args.breakdown and methods[0].summaries:
+        machine = parts.measure_machine(pipe.bundle.target.device, pipe.bundle.target.dtype)
+        document |= {"machine": vars(machine), "breakdown": parts.breakdown(pipe, methods, machine)}
+        print(f"\n{parts.render(document['breakdown'], machine)}")
     print(speed.to_line(document))
     return 130 if stopped else 0
 
 
-def evaluate(args: argparse.Namespace) -> int:
-    names = list(dict.fromkeys(m.strip() for m in args.methods.split(",") if m.strip()))
-    knobs = chosen(args)
-    checked = [Settings.checked(**{"prompt": "check", **knobs, "method": name}) for name in names]
-    if not 8 <= args.images <= 100_000:
-        raise SettingsError("images", f"--images must be from 8 to 100000, not {args.images}.")
-    if not 1 <= args.batch <= 256:
-        raise SettingsError("batch", f"--batch must be from 1 to 256, not {args.batch}.")
-    from accelerate import PartialState
-
-    from . import evaluate as quality
-
-    state = PartialState(cpu=not torch_has_gpu())
-    pipe = load(args, state.device)
-    prompts = quality.default_prompts(args.images, checked[0].seed if checked else 0)
-    if args.prompts:
-        lines = [line.strip() for line in args.prompts.read_text().splitlines() if line.strip()]
-        prompts = [lines[i % len(lines)] for i in range(args.images)] if lines else []
-        for text in lines:
-            Settings.checked(prompt=text)
-        if not lines:
-            raise SettingsError("prompts", f"The file {args.prompts} has no prompts: write one a line.")
-    methods = [pipe.check(**{**knobs, "prompt": "check", "method": name}) for name in names]
-    if not methods:
-        raise SettingsError("methods", f"--methods is empty: name some of {', '.join(METHODS)}, with commas.")
-    seeds = [(methods[0].seed + i) % 2**31 for i in range(args.images)]
-    ar = methods[0].baseline()
-    runs = [("ar", ar, seeds), ("ar, other seeds", ar, [s + quality.OTHER_SEEDS for s in seeds]),
-            *((m.label, m, seeds) for m in methods if m.method != "ar")]
-    for name, settings, own in runs:
-        for done in quality.paint(pipe, settings, prompts, own, args.out, args.batch, state.process_index,
-                                  state.num_processes):
-            bar(done, -(-args.images // state.num_processes), name)
-    state.wait_for_everyone()
-    if state.is_main_process:
-        table = quality.report(pipe, methods, prompts, seeds, args.out, args.batch)
-        about = pipe.describe()
-        print(quality.render(table))
-        print(json.dumps({"images": args.images, "seed": methods[0].seed, **{k: about[k] for k in
-                          ("model", "device", "dtype", "torch")}, "sampling": vars(ar.sampling), "rows": table},
-                         ensure_ascii=False))
-    return 0
-
-
-def frontier(args: argparse.Namespace) -> int:
-    """Every point with --images pictures, then those on the front with --final."""
-    for name, low in (("images", 8), ("pairs", 1), ("batch", 1), ("final", 0)):
-        if not low <= getattr(args, name) <= 100_000:
-            raise SettingsError(name, f"--{name} must be from {low} to 100000, not {getattr(args, name)}.")
-    from . import evaluate as quality
-    from . import frontier as sweep
+def tune(args: argparse.Namespace) -> int:
+    if args.tree is not None:
+        raise SettingsError("tree", "tune searches the tree itself: leave out --tree.")
+    knobs = {"prompt": "check", "tree": "cpu4", **chosen(args)}
+    if Settings.checked(**knobs).method == "ar":
+        raise SettingsError("method", "Plain AR drafts no tree that could be tuned: choose another method.")
+    check_counts(args, "traces", "pictures", "rounds")
+    check_counts(args, "budget", high=MAX_NODES)
+    from . import presets
+    from . import tune as tuning
+    from .bench import to_line
 
     pipe = load(args)
-    common = {n: v for n, v in chosen(args).items() if n in ("seed", "cfg_scale", "temperature", "top_k", "top_p")}
-    trees = [t.strip() for t in args.trees.split(",") if t.strip()]
-    points = [pipe.check(**{"prompt": "check", **common, **point}) for point in sweep.grid(trees)]
-    args.out.mkdir(parents=True, exist_ok=True)
-    for done, label in enumerate(sweep.speeds(pipe, points, args.pairs, args.out / "speeds.jsonl"), 1):
-        bar(done, len(points), f"speed of {label}")
-    for name, count in (("frontier", args.images), ("front", args.final)):
-        if not count:
+    settings, about = pipe.check(**knobs), pipe.describe()
+    say(f"{about['model']} on {about['device']}, {about['dtype']}, {about['mode']}: {METHODS[settings.method]}")
+    work = tuning.tune(pipe, settings, args.traces, args.pictures, args.rounds, args.budget)
+    while True:
+        try:
+            what, done, total = next(work)
+        except StopIteration as end:
+            tree, document = end.value
             break
-        prompts = quality.default_prompts(count, points[0].seed)
-        seeds = [(points[0].seed + i) % 2**31 for i in range(count)]
-        ar = points[0].baseline()
-        runs = [(ar, seeds), (ar, [s + quality.OTHER_SEEDS for s in seeds]), *((p, seeds) for p in points)]
-        for number, (settings, own) in enumerate(runs):
-            for _ in quality.paint(pipe, settings, prompts, own, args.out, args.batch):
-                bar(number, len(runs), f"{count} pictures of {settings.label}")
-        rows, scores = sweep.table(pipe, points, prompts, seeds, args.out, args.batch)
-        sweep.write_csv(rows, args.out / f"{name}.csv")
-        sweep.figure(rows, scores["ar"], scores["ar, other seeds"], args.out / f"{name}.png")
-        say(f"{len(rows)} points in {args.out / name}.csv and .png")
-        best = {r["label"] for r in rows if r["pareto"]}
-        points = [p for p in points if p.label in best]
-    print(quality.render(scores))
+        bar(done, total, what)
+    kept = presets.keep(tree, about, {"found": document})
+    picture = args.figure or kept.with_suffix(".png")
+    tuning.figure(picture, document)
+    print(tuning.render(document))
+    print(f"Kept in {kept}, drawn in {picture}. Use it with --tree tuned.")
+    print(to_line(document))
     return 0
-
-
-def torch_has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lanternpp", description="Tree speculative decoding of pictures.")
-    commands = parser.add_subparsers(required=True, metavar="generate | bench | evaluate | frontier | train")
+    commands = parser.add_subparsers(required=True, metavar="generate | bench | tune | evaluate | frontier | train")
 
     one = commands.add_parser("generate", help="paint one picture")
     one.add_argument("prompt", help="a thing, a style and a background colour, such as 'a red apple, 3d'")
@@ -206,29 +123,22 @@ def build_parser() -> argparse.ArgumentParser:
     many.add_argument("--methods", default="ar,exact,lantern,lanternpp,annealed", help="comma-separated")
     many.add_argument("--prompts", type=int, default=5, help="how many of the fixed prompts")
     many.add_argument("--repeats", type=int, default=1, help="how often each prompt, with other seeds")
+    many.add_argument("--breakdown", action="store_true",
+                      help="also time each phase of a step and compare it with this machine's limits")
     add_knobs(many)
     many.set_defaults(call=bench)
 
-    judged = commands.add_parser("evaluate", help="measure the quality of many pictures of several methods")
-    judged.add_argument("--methods", default="exact,lantern,lanternpp,annealed", help="comma-separated; ar is added")
-    judged.add_argument("--images", type=int, default=100, help="pictures of each method")
-    judged.add_argument("--prompts", type=Path, default=None, help="text file, one a line; else all looks")
-    judged.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
-    judged.add_argument("--out", type=Path, default=Path("evaluation"),
-                        help="folder of what is painted; a run that was stopped goes on from it, and processes of "
-                             "`accelerate launch` share it")
-    add_knobs(judged)
-    judged.set_defaults(call=evaluate)
+    best = commands.add_parser("tune", help="find the fastest draft tree for a model on this machine")
+    best.add_argument("--method", default=None, help="the method to tune for; lanternpp if left out")
+    best.add_argument("--traces", type=int, default=6, help="pictures in which acceptance is counted")
+    best.add_argument("--pictures", type=int, default=5, help="pictures on which every tree is measured")
+    best.add_argument("--rounds", type=int, default=3, help="how often the cost of every random tree is timed")
+    best.add_argument("--budget", type=int, default=MAX_NODES, help=f"most nodes of a tree, up to {MAX_NODES}")
+    best.add_argument("--figure", type=Path, default=None, help="PNG to write; beside the tuned tree if left out")
+    add_knobs(best)
+    best.set_defaults(call=tune)
 
-    swept = commands.add_parser("frontier", help="speed against quality over a grid of settings")
-    swept.add_argument("--images", type=int, default=100, help="pictures of each point")
-    swept.add_argument("--final", type=int, default=1000, help="pictures of each point on the Pareto front; 0 for none")
-    swept.add_argument("--pairs", type=int, default=4, help="pictures on which each point's speed is measured")
-    swept.add_argument("--trees", default="cpu4,cpu8,cpu14", help="comma-separated")
-    swept.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
-    swept.add_argument("--out", type=Path, default=Path("frontier"), help="folder; a run that was stopped goes on")
-    add_knobs(swept)
-    swept.set_defaults(call=frontier)
+    quality_commands.add_parsers(commands)
 
     from .training import commands as training
 

@@ -117,7 +117,7 @@ class LanternPipeline:
 
     def check(self, settings: Settings | None = None, **raw: object) -> Settings:
         """Checked settings with this model's own defaults and limits."""
-        settings = settings or Settings.checked(self.bundle.defaults, **raw)
+        settings = settings or Settings.checked(self.bundle.defaults, self.describe(), **raw)
         return replace(settings, top_k=min(settings.top_k, self.bundle.target.config.codes))
 
     def encode_prompt(self, prompt: str) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
+from .presets import TUNED, tuned_tree
 from .relax import MAX_NEIGHBOURS, Relaxation
 from .sampling import Sampling
 from .tree import PRESETS, Tree, TreeError, parse_tree, shortened
@@ -50,7 +51,7 @@ KNOBS: dict[str, Knob] = {knob.name: knob for knob in (
     Knob("prompt", "Prompt", "A thing, a style and a background colour, in a few words.", ""),
     Knob("method", "Method", "How drafted tokens are accepted.", "lanternpp", choices=METHODS),
     Knob("tree", "Draft tree", "Which tokens are drafted before each pass of the target.", "cpu4",
-         choices={name: name for name in PRESETS}),
+         choices={name: name for name in (*PRESETS, TUNED)}),
     Knob("k", "k, neighbours that may be pooled", "0 is exact. More neighbours, more mass to pool.", 100, 0,
          MAX_NEIGHBOURS, 1, whole=True),
     _LAMBDA,
@@ -129,11 +130,13 @@ class Settings:
     top_p: float
 
     @classmethod
-    def checked(cls, defaults: Mapping[str, object] | None = None, **raw: object) -> Settings:
+    def checked(cls, defaults: Mapping[str, object] | None = None, about: Mapping[str, object] | None = None,
+                **raw: object) -> Settings:
         """Settings from anything a person, a link or a program sent; SettingsError says what is wrong with one knob.
 
         A knob that is missing or an empty string gets its default; `defaults` are a model's own. `None` counts as
-        missing only for the bound, whose default depends on the method.
+        missing only for the bound, whose default depends on the method. The tree "tuned" is the one tuned for the model
+        and machine that `about` describes (LanternPipeline.describe), or the last one where it is left out.
         """
         if unknown := set(raw) - set(KNOBS):
             name = sorted(unknown)[0]
@@ -146,7 +149,8 @@ class Settings:
         if "bound" not in raw or raw["bound"] in (None, "") or method not in BOUNDS:
             given["bound"] = bound.default
         try:
-            tree = parse_tree(given["tree"])
+            named = isinstance(given["tree"], str) and given["tree"].strip() == TUNED
+            tree = tuned_tree(about) if named else parse_tree(given["tree"])
         except TreeError as error:
             raise SettingsError("tree", str(error)) from None
         if tree.nodes == 0 and method != "ar":

@@ -1,0 +1,121 @@
+"""`python -m lanternpp evaluate | frontier`: quality of many pictures, and speed against evaluate."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from .console import add_knobs, bar, check_counts, chosen, load, say
+from .hub import ModelError
+from .settings import METHODS, Settings, SettingsError
+
+
+def add_parsers(commands: argparse._SubParsersAction) -> None:
+    judged = commands.add_parser("evaluate", help="measure the quality of many pictures of several methods")
+    judged.add_argument("--methods", default="exact,lantern,lanternpp,annealed", help="comma-separated; ar is added")
+    judged.add_argument("--images", type=int, default=100, help="pictures of each method")
+    judged.add_argument("--prompts", type=Path, default=None, help="text file, one a line; else all looks")
+    judged.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
+    judged.add_argument("--out", type=Path, default=Path("evaluation"),
+                        help="folder of what is painted; a run that was stopped goes on from it, and processes of "
+                             "`accelerate launch` share it")
+    add_knobs(judged)
+    judged.set_defaults(call=run_evaluate)
+
+    swept = commands.add_parser("frontier", help="speed against quality over a grid of settings")
+    swept.add_argument("--images", type=int, default=100, help="pictures of each point")
+    swept.add_argument("--final", type=int, default=1000, help="pictures of each point on the Pareto front; 0 for none")
+    swept.add_argument("--pairs", type=int, default=4, help="pictures on which each point's speed is measured")
+    swept.add_argument("--trees", default="cpu4,cpu8,cpu14", help="comma-separated")
+    swept.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
+    swept.add_argument("--out", type=Path, default=Path("frontier"), help="folder; a run that was stopped goes on")
+    add_knobs(swept)
+    swept.set_defaults(call=run_frontier)
+
+
+def run_evaluate(args: argparse.Namespace) -> int:
+    names = list(dict.fromkeys(m.strip() for m in args.methods.split(",") if m.strip()))
+    knobs = chosen(args)
+    checked = [Settings.checked(**{"prompt": "check", **knobs, "method": name}) for name in names]
+    check_counts(args, "images", low=8, high=100_000)
+    check_counts(args, "batch", high=256)
+    import torch
+    from accelerate import PartialState
+
+    from . import evaluate
+    from .pipeline import LanternPipeline
+
+    state = PartialState(cpu=not torch.cuda.is_available())
+    pipe = LanternPipeline.from_pretrained(args.model, state.device)
+    only_bundled(pipe)
+    prompts = evaluate.default_prompts(args.images, checked[0].seed if checked else 0)
+    if args.prompts:
+        lines = [line.strip() for line in args.prompts.read_text().splitlines() if line.strip()]
+        prompts = [lines[i % len(lines)] for i in range(args.images)] if lines else []
+        for text in lines:
+            Settings.checked(prompt=text)
+        if not lines:
+            raise SettingsError("prompts", f"The file {args.prompts} has no prompts: write one a line.")
+    methods = [pipe.check(**{**knobs, "prompt": "check", "method": name}) for name in names]
+    if not methods:
+        raise SettingsError("methods", f"--methods is empty: name some of {', '.join(METHODS)}, with commas.")
+    seeds = [(methods[0].seed + i) % 2**31 for i in range(args.images)]
+    ar = methods[0].baseline()
+    runs = [("ar", ar, seeds), ("ar, other seeds", ar, [s + evaluate.OTHER_SEEDS for s in seeds]),
+            *((m.label, m, seeds) for m in methods if m.method != "ar")]
+    for name, settings, own in runs:
+        for done in evaluate.paint(pipe, settings, prompts, own, args.out, args.batch, state.process_index,
+                                  state.num_processes):
+            bar(done, -(-args.images // state.num_processes), name)
+    state.wait_for_everyone()
+    if state.is_main_process:
+        table = evaluate.report(pipe, methods, prompts, seeds, args.out, args.batch)
+        about = pipe.describe()
+        print(evaluate.render(table))
+        print(json.dumps({"images": args.images, "seed": methods[0].seed, **{k: about[k] for k in
+                          ("model", "device", "dtype", "torch")}, "sampling": vars(ar.sampling), "rows": table},
+                         ensure_ascii=False))
+    return 0
+
+
+def run_frontier(args: argparse.Namespace) -> int:
+    """Every point with --images pictures, then those on the front with --final."""
+    check_counts(args, "images", low=8, high=100_000)
+    check_counts(args, "final", low=0, high=100_000)
+    check_counts(args, "batch", "pairs", high=256)
+    from . import evaluate, frontier
+
+    pipe = load(args)
+    only_bundled(pipe)
+    common = {n: v for n, v in chosen(args).items() if n in ("seed", "cfg_scale", "temperature", "top_k", "top_p")}
+    trees = [t.strip() for t in args.trees.split(",") if t.strip()]
+    points = [pipe.check(**{"prompt": "check", **common, **point}) for point in frontier.grid(trees)]
+    args.out.mkdir(parents=True, exist_ok=True)
+    for done, label in enumerate(frontier.speeds(pipe, points, args.pairs, args.out / "speeds.jsonl"), 1):
+        bar(done, len(points), f"speed of {label}")
+    for name, count in (("frontier", args.images), ("front", args.final)):
+        if not count:
+            break
+        prompts = evaluate.default_prompts(count, points[0].seed)
+        seeds = [(points[0].seed + i) % 2**31 for i in range(count)]
+        ar = points[0].baseline()
+        runs = [(ar, seeds), (ar, [s + evaluate.OTHER_SEEDS for s in seeds]), *((p, seeds) for p in points)]
+        for number, (settings, own) in enumerate(runs):
+            for _ in evaluate.paint(pipe, settings, prompts, own, args.out, args.batch):
+                bar(number, len(runs), f"{count} pictures of {settings.label}")
+        rows, scores = frontier.table(pipe, points, prompts, seeds, args.out, args.batch)
+        frontier.write_csv(rows, args.out / f"{name}.csv")
+        frontier.figure(rows, scores["ar"], scores["ar, other seeds"], args.out / f"{name}.png")
+        say(f"{len(rows)} points in {args.out / name}.csv and .png")
+        best = {r["label"] for r in rows if r["pareto"]}
+        points = [p for p in points if p.label in best]
+    print(evaluate.render(scores))
+    return 0
+
+
+def only_bundled(pipe) -> None:
+    """ModelError for a model whose pictures the bundled scorer cannot judge."""
+    if pipe.bundle.words is None:
+        raise ModelError(f"The scorer knows the bundled model's pictures alone, not those of {pipe.bundle.name}: for "
+                         "that model use bench and generate, and judge its pictures with CLIP and Inception elsewhere.")
