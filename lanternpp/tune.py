@@ -23,17 +23,21 @@ from .settings import METHODS, Settings
 from .trace import Trace
 from .tree import MAX_DEPTH, MAX_NODES, PRESETS, Tree
 
-# Trees whose traces show deep, wide and ordinary places; together they reach every depth that may be searched.
-PROBES = (Tree.from_widths((12, 24, 24, 16, 12, 9, 7, 6, 5, 4, 3, 2, 1, 1, 1)), PRESETS["lantern57"],
+# Trees whose traces show wide, ordinary and deep places; together they reach every depth that may be searched.
+PROBES = (Tree.from_widths((12, 24, 24, 16, 12, 9, 7, 6, 5, 4, 3, 2, 1, 1, 1)), PRESETS["cpu8"],
           Tree.from_widths((3,) * MAX_DEPTH))
 
 
 def probe(pipe: LanternPipeline, settings: Settings, pictures: int) -> Iterator[tuple[int, int]]:
-    """Decode pictures with the trees of PROBES in turn; yields (done, total), returns their traces."""
+    """Decode pictures with the trees of PROBES in turn; yields (done, total), returns their traces.
+
+    In sequential order, whatever the settings say: there a child's acceptance does not depend on how many siblings come
+    after it, and in both orders one of them is accepted equally often.
+    """
     traces = []
     for number in range(pictures):
-        own = replace(settings, tree=PROBES[number % len(PROBES)], prompt=PROMPTS[number % len(PROMPTS)],
-                      seed=(settings.seed + number) % 2**31)
+        own = replace(settings, tree=PROBES[number % len(PROBES)], order="sequential",
+                      prompt=PROMPTS[number % len(PROMPTS)], seed=(settings.seed + number) % 2**31)
         traces.append(run(pipe.stream(own)).trace)
         yield number + 1, pictures
     return traces

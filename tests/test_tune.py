@@ -127,6 +127,17 @@ def test_step_cost_is_measured_halfway(pipe):
     assert len(seconds) == 4 and min(seconds) > 0
 
 
+def test_acceptance_is_counted_in_sequential_order(pipe):
+    work = tune.probe(pipe, pipe.check(prompt="a fox", order="strict-first"), 2)
+    assert next(work) == (1, 2) and next(work) == (2, 2)
+    with pytest.raises(StopIteration) as end:
+        next(work)
+    headers = [trace.header for trace in end.value.value]
+    assert [h["order"] for h in headers] == ["sequential"] * 2
+    assert [tuple(h["tree"]["parents"]) for h in headers] == [t.parents for t in tune.PROBES[:2]]
+    assert max(t.depth for t in tune.PROBES) == MAX_DEPTH and min(tune.once(t) for t in end.value.value) > 0
+
+
 def test_predicted_speedup_by_hand():
     curve = CostCurve((0, 4), (0.010, 0.02), 0.0, 0.0, 0.0)
     one = search.Candidate(Tree.from_branching([4]), 2.5, 0.020)
