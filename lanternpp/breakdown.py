@@ -100,10 +100,10 @@ class Clock:
 def timed(pipe: LanternPipeline, settings: Settings) -> dict[str, float]:
     """Decode one picture under the clock: milliseconds of each phase, of the whole `step`, and of ONCE's parts."""
     began = time.perf_counter()
-    condition, step = pipe.encode_prompt(settings.prompt), pipe.step(settings)
+    step, condition, valid = pipe.prepare(settings)
     prompt = time.perf_counter() - began
     with Clock(step) as clock:
-        events = Decoder(step).generate(condition, settings.seed)
+        events = Decoder(step).generate(condition, settings.seed, valid)
     began = time.perf_counter()
     pipe.decode_pixels([token for event in events for token in event.tokens])
     pixels = time.perf_counter() - began

@@ -73,8 +73,8 @@ def step_seconds(pipe: LanternPipeline, settings: Settings, steps: int) -> list[
 
     On a GPU, which works ahead of the host, a measurement is the mean of eight steps in a row.
     """
-    step, condition = pipe.step(settings), pipe.encode_prompt(settings.prompt)
-    step.prefill(condition, [settings.seed])
+    step, condition, valid = pipe.prepare(settings)
+    step.prefill(condition, [settings.seed], valid)
     middle, late = step.length // 2, step.target.device.type == "cuda"
     found = []
     for _ in range(steps + 2):

@@ -165,6 +165,12 @@ class LanternPipeline:
                     settings.sampling, self.neighbours if relaxed else None, guided=settings.cfg_scale != 1,
                     pictures=pictures)
 
+    def prepare(self, settings: Settings) -> tuple[Step, Tensor, Tensor | None]:
+        """A step for one picture, and what its prefill reads: the prompt's condition and which rows are not padding."""
+        condition, valid = self.encode_prompt(settings.prompt)
+        step = self.step(settings)
+        return step, condition, None if valid is None else valid[: step.rows]
+
     def stream(self, settings: Settings) -> Iterator[StepEvent]:
         """Decode one picture, yielding each step's event; the generator's return value is the Output.
 
@@ -176,9 +182,7 @@ class LanternPipeline:
         header = {**self.describe(), **settings.to_dict(), "settings": settings.to_dict(), "recorded": False,
                   "versions": {"python": platform.python_version(), "torch": torch.__version__}}
         began = time.perf_counter()
-        condition, valid = self.encode_prompt(settings.prompt)
-        step = self.step(settings)
-        valid = valid[: step.rows] if valid is not None else None
+        step, condition, valid = self.prepare(settings)
         prompt_seconds = time.perf_counter() - began
         trace = Trace(header)
         for event in Decoder(step).stream(condition, settings.seed, valid):
