@@ -12,6 +12,7 @@ from lanternpp.breakdown import Clock, Machine, Timed, floor, matrices, predicte
 from lanternpp.decode import Decoder
 from lanternpp.quantize import int8_drafter
 
+DELAY = 0.04  # seconds: more than a busy machine adds to a phase by chance
 KNOBS = {"prompt": "a red apple", "tree": "3,2,1", "seed": 3}
 
 
