@@ -39,7 +39,7 @@ def build_demo(load: Callable[[], Any] | None = None, recordings: Path = record.
             with gr.Tab("Tree lab"):
                 treelab.view(worker, knobs)
         api.endpoints(worker, about["defaults"])
-        codebook.endpoint(book)
+        codebook.endpoint(book, worker)
         treelab.endpoint(worker)
 
         def left(request: gr.Request) -> None:

@@ -5,6 +5,7 @@ It needs the tokenizer alone, which is read from the model's folder before the w
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from gradio.components.api_component import Api
 
 from app import html
+from app.api import find
 from app.record import Recorded
 from app.session import Bounded, Worker
 from app.stage import data_url, describe
@@ -23,6 +25,7 @@ from lanternpp.relax import MAX_NEIGHBOURS, neighbours_of
 
 RANKS = (1, 2, 3, 5, 10, 20, 50, 100, 300, 1000)  # of the neighbours that the slider offers
 SEED = 0  # of the random codes
+PATIENCE = 30.0  # seconds that a call waits for a run to end
 KEPT = 16  # pictures whose exchanged ones are kept
 
 
@@ -159,7 +162,7 @@ def server_functions(book: Book, worker: Worker) -> list[Callable]:
     return [plane, atlas, near, swaps]
 
 
-def endpoint(book: Book) -> None:
+def endpoint(book: Book, worker: Worker) -> None:
     """/codebook: call it inside a gr.Blocks."""
 
     def codes(code=0, k=10, run="", j=10):
@@ -187,11 +190,16 @@ def endpoint(book: Book) -> None:
         facts = book.near(code, k)
         if not run:
             return facts, None
-        output = book._worker.output(run) if isinstance(run, str) else None
+        output = find(worker, run)
         if output is None:
             raise gr.Error(
                 f"The run {str(run)[:40]!r} is not kept: decode it again with /generate.", print_exception=False
             )
+        patience = time.monotonic() + PATIENCE
+        while worker.running is not None:  # its time must not pay for these pictures
+            if time.monotonic() > patience:
+                raise gr.Error("A run is being decoded; try again when it is done.", print_exception=False)
+            time.sleep(0.1)
         _, picture, noise = book.pictures(output.trace.tokens, output.trace.header["grid"], [min(j, top)])
         return facts | {"run": run, "j": j, "psnr": picture["psnr"], "psnr_random": noise["psnr"]}, picture["image"]
 

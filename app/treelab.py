@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import gradio as gr
@@ -10,11 +10,15 @@ from gradio.components.api_component import Api
 
 from app import html, params, widgets
 from app.session import Worker
-from app.stage import describe
+from app.stage import describe, hardware
 from lanternpp.acceptance import AcceptanceTable, acceptance_table, expected_accepted_length, reach
+from lanternpp.cost import CostCurve
+from lanternpp.presets import offered, preset_path
+from lanternpp.search import candidate
 from lanternpp.settings import METHODS
 from lanternpp.trace import Trace
-from lanternpp.tree import MAX_DEPTH, MAX_NODES, PRESETS, Tree, TreeError, parse_tree
+from lanternpp.tree import MAX_DEPTH, MAX_NODES, Tree, TreeError, parse_tree
+from lanternpp.tune import predicted_speedup
 
 SHARED = ("model", "method", "temperature", "top_k", "top_p", "cfg_scale")  # with the rule's own knobs: one acceptance
 
@@ -90,15 +94,48 @@ def _length(traces: list[Trace]) -> dict[str, float]:
     return {"length": round(tokens / steps, 4), "runs": len(traces), "steps": steps}
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a step of the loaded model costs on this machine; once: seconds of a picture that are no step's."""
+
+    curve: CostCurve
+    once: float
+    tokens: int
+
+    def speedup(self, tree: Tree, table: AcceptanceTable) -> float:
+        """Predicted, of a whole picture over plain AR."""
+        return predicted_speedup(candidate(tree, table, self.curve), self.curve, self.once, self.tokens)
+
+
+def cost(worker: Worker) -> Cost | None:
+    """As `python -m lanternpp tune` measured it for this model, device and dtype; None where it did not."""
+    if not worker.about:
+        return None
+    try:
+        found = json.loads(preset_path(worker.about).read_text())["found"]
+        curve = CostCurve(**{name: tuple(v) if isinstance(v, list) else v for name, v in found["cost"].items()})
+        return Cost(curve, float(found["once"]), int(worker.about["grid"]) ** 2)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def state(worker: Worker) -> dict[str, Any]:
+    """What is measured now, as the page is given it."""
+    known = cost(worker)
+    own = known and asdict(known.curve) | {"once": known.once, "tokens": known.tokens, "facts": hardware(worker.about)}
+    ready = worker.pipe is not None or worker.failure is not None
+    return {"groups": [each.json() for each in groups(worker)], "cost": own, "ready": ready}
+
+
 def view(worker: Worker, knobs: dict[str, gr.Component]) -> None:
     """The Tree lab tab; `knobs` are the Race's, whose draft tree it sets."""
     presets = [
-        {"name": name, "label": widgets.tree_name(name), "parents": list(tree.parents)}
-        for name, tree in PRESETS.items()
+        {"name": name, "label": widgets.tree_name(name, tree), "parents": list(tree.parents)}
+        for name, tree in offered().items()
         if tree.nodes
     ]
     limits = {"nodes": MAX_NODES, "depth": MAX_DEPTH}
-    value = {"presets": presets, "limits": limits, "groups": [each.json() for each in groups(worker)]}
+    value = {"presets": presets, "limits": limits, **state(worker)}
     script = "Lantern.treeLab(element, props, () => trigger('race'), server)"
     lab = html.component(_TEMPLATE, script, "treelab", value, server_functions=server_functions(worker))
     client = {"fn": None, "show_progress": "hidden", "api_visibility": "private", "queue": False}
@@ -114,9 +151,9 @@ def view(worker: Worker, knobs: dict[str, gr.Component]) -> None:
 def server_functions(worker: Worker) -> list[Callable]:
     """What the view's script asks for."""
 
-    def acceptance(_: Any) -> list[dict[str, Any]]:
-        """How often drafts were accepted in the runs that are kept, by rule."""
-        return [each.json() for each in groups(worker)]
+    def measured(_: Any) -> dict[str, Any]:
+        """How often drafts were accepted in the runs that are kept, by rule, and what a step costs here."""
+        return state(worker)
 
     def parse(text: Any) -> dict[str, Any]:
         """{"parents": [...]} of a tree in any notation, or {"error": one sentence}."""
@@ -125,7 +162,7 @@ def server_functions(worker: Worker) -> list[Callable]:
         except TreeError as error:
             return {"error": str(error)}
 
-    return [acceptance, parse]
+    return [measured, parse]
 
 
 def endpoint(worker: Worker) -> None:
@@ -136,7 +173,8 @@ def endpoint(worker: Worker) -> None:
 
         Returns the tree as parents, text and paths, its number of drafted tokens and depth, its expected accepted
         length (tokens a step, bonus or recovered token included), each node's probability to lie on the accepted path,
-        the counts behind it, and the accepted length that was measured with this very tree, where it was run.
+        the counts behind it, and the accepted length that was measured with this very tree, where it was run. With a
+        cost curve of this machine (`python -m lanternpp tune`) also the predicted speedup and seconds of a step.
 
         Args:
             tree: a preset's name, branching per level such as "3,2,1", children of each token such as "3/2.1.0",
@@ -161,7 +199,10 @@ def endpoint(worker: Worker) -> None:
         found = next((group for group in groups(worker) if group.header["method"] == method), None)
         if found is None:
             return about | {"note": f"No run of {METHODS[method]} is kept yet: decode one with /generate."}
+        known = cost(worker)
         return about | {
+            "predicted_speedup": known and round(known.speedup(parsed, found.table), 4),
+            "predicted_step_seconds": known and round(known.curve.step(parsed), 6),
             "expected_accepted_length": round(expected_accepted_length(parsed, found.table), 4),
             "reach": [round(x, 5) for x in reach(parsed, found.table)],
             "measured": found.measured().get(parsed.text),
@@ -185,8 +226,10 @@ _FACTS = "".join(
     f"""<div class="{name}"><p class="cap">{words}</p><p class="big"><b data-part="{name}">–</b>
     <span data-part="{name}-more"></span></p></div>"""
     for name, words in {
+        "predicted": "Predicted speedup",
         "expected": "Expected accepted length",
         "measured": "Measured",
+        "step": "Predicted step",
         "nodes": "Drafted",
         "depth": "Depth",
         "speedup": "Last measured speedup",
@@ -228,15 +271,16 @@ _TEMPLATE = f"""<div class="treelab">
   </div>
 </div>
 <div class="lab-figures">
-  <figure><h3>Accepted length against tree size</h3>
+  <figure><h3 data-part="growth-title"></h3>
     <p class="help">Line: grown by the best next token, from the acceptance beside it.</p>
     <div class="fig" data-part="growth"></div></figure>
   <figure><h3>How often a draft is accepted</h3>
     <p class="help">Given that its parent was reached and no earlier sibling accepted; n tested.</p>
     <div class="scroll"><table class="rates" data-part="rates"></table></div></figure>
-  <figure><h3>Trees at hand</h3><p class="help">Expected; measured where it was run.</p>
+  <figure><h3>Trees at hand</h3><p class="help">Accepted length, expected and, where it was run, measured.</p>
     <table class="trees"><thead><tr><th>Tree</th><th class="num">tokens</th><th class="num">expected</th>
-      <th class="num">measured</th></tr></thead><tbody data-part="trees"></tbody></table></figure>
+      <th class="num costed">speedup</th><th class="num">measured</th></tr></thead>
+      <tbody data-part="trees"></tbody></table></figure>
 </div>
 <div class="foot"><span class="lab">Keep</span>
   <button type="button" class="btn sm" data-action="json">Tree, JSON</button>

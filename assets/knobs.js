@@ -119,6 +119,7 @@ Lantern.treePreview = (element, presets, limits) => {
   const drawing = element.querySelector('.drawing'), words = element.querySelector('.help');
   /* Children per level, one number for all of a level's tokens or, between dots, one for each: as Tree.from_counts. */
   const branching = text => {
+    if (/^\s*\[/.test(text)) { const root = Trees.ofPaths(text); return root && root.length ? Trees.list(root).map(item => item.parent) : null; }
     const levels = String(text || '').split(/[\s,;/]+/).filter(Boolean).map(level => level.split('.').map(Number));
     if (!levels.length || levels.flat().some(count => !Number.isInteger(count) || count < 0) || levels.length > limits.depth) return null;
     const parents = [-1];

@@ -3,7 +3,7 @@
 Lantern.treeLab = (element, props, trigger, server) => {
   const part = name => element.querySelector(`[data-part="${name}"]`), { presets, limits } = props.value;
   const presetTexts = presets.map(preset => ({ ...preset, root: Trees.of(preset.parents), text: Trees.text(Trees.of(preset.parents)) }));
-  let root = presetTexts[0].root, path = [0], past = [], future = [], groups = props.value.groups, group = null, best = null;
+  let root = presetTexts[0].root, path = [0], past = [], future = [], groups = props.value.groups, group = null, best = null, { cost } = props.value;
   const speedups = {};
 
   /* ---- acceptance: rates beyond what was drafted are the last row's and column's ---- */
@@ -13,8 +13,11 @@ Lantern.treeLab = (element, props, trigger, server) => {
   };
   const expected = tree => (group ? Trees.expected(tree, rate) : null);
   const bestNext = tree => (group ? Trees.best(tree, rate, limits) : null);
-  const adoptGroups = next => {
+  const speedup = tree => (group && cost ? Trees.speedup(tree, rate, cost) : null);
+  const adopt = ({ groups: next, cost: known, ready }) => {
     groups = next;
+    cost = known;
+    if (!ready) setTimeout(refresh, 2000);                       // the model is being loaded; its costs come with it
     const own = group && groups.find(each => each.key === group.key);
     group = own || groups.find(each => each.method === Lantern.knobs.method) || groups[0] || null;
     part('rule').replaceChildren(...(groups.length ? groups.map(each => `${each.label} (${each.runs} ${each.runs === 1 ? 'run' : 'runs'})`) : ['No run yet']).map(text => Lantern.make('option', '', text)));
@@ -22,6 +25,8 @@ Lantern.treeLab = (element, props, trigger, server) => {
     part('rule').selectedIndex = Math.max(0, groups.indexOf(group));
     show();
   };
+
+  const refresh = () => server.measured('').then(adopt).catch(() => {});   // where the server is gone, what is known stays
 
   /* ---- edits, each one undoable ---- */
   const refuse = text => { part('error').hidden = !text; part('error').textContent = text || ''; };
@@ -129,7 +134,15 @@ Lantern.treeLab = (element, props, trigger, server) => {
     best = bestNext(root);
     const { at, reached } = draw(list), length = group ? sumOf(reached) : null, own = group && group.measured[text];
     Lantern.say(part('expected'), length ? length.toFixed(2) : '–');
+    element.querySelector('.treelab').classList.toggle('costed', !!(group && cost));
+    element.querySelector('.lab-figures').classList.toggle('costed', !!(group && cost));
     Lantern.say(part('expected-more'), 'tokens a step');
+    if (group && cost) {
+      Lantern.say(part('predicted'), `${speedup(root).toFixed(2)}×`);
+      Lantern.say(part('predicted-more'), '');
+      Lantern.say(part('step'), (Trees.step(root, cost) * 1000).toFixed(1));
+      Lantern.say(part('step-more'), `ms, AR ${(cost.seconds[0] * 1000).toFixed(1)}`);
+    }
     Lantern.say(part('measured'), own ? own.length.toFixed(2) : '–');
     Lantern.say(part('measured-more'), own ? `${own.runs} ${own.runs === 1 ? 'run' : 'runs'}, ${own.steps.toLocaleString('en')} steps` : 'not run yet');
     Lantern.say(part('nodes'), String(nodes));
@@ -140,7 +153,7 @@ Lantern.treeLab = (element, props, trigger, server) => {
     Lantern.say(part('speedup'), fast ? `${fast.value.toFixed(2)}×` : '–');
     Lantern.say(part('speedup-more'), fast ? `n = ${fast.n}${fast.recorded ? ', recorded' : ''}` : '');
     part('source').textContent = group
-      ? `Acceptance of ${group.label}: ${group.recorded === group.runs ? `${group.runs} recorded ${group.runs === 1 ? 'run' : 'runs'}` : `${group.runs} runs`}, ${group.steps.toLocaleString('en')} steps. Depths and ranks that they did not draft take the nearest measured rate.`
+      ? `Acceptance of ${group.label}: ${group.recorded === group.runs ? `${group.runs} recorded ${group.runs === 1 ? 'run' : 'runs'}` : `${group.runs} runs`}, ${group.steps.toLocaleString('en')} steps. Depths and ranks that they did not draft take the nearest measured rate. ${cost ? `Cost of a step: ${cost.facts.filter(Boolean).join(', ')}; the fit misses by ${(cost.misfit * 100).toFixed(1)} %.` : 'Run python -m lanternpp tune, and the speedup is predicted too.'}`
       : 'Nothing was measured yet: generate once in Race, and the expected accepted length appears.';
     const item = list[at], known = group && at && group.tested[item.depth - 1] && group.tested[item.depth - 1][item.rank];
     part('node').textContent = !at ? 'The last committed token, which the tree grows from.'
@@ -156,7 +169,7 @@ Lantern.treeLab = (element, props, trigger, server) => {
     const stored = saved().some(each => each.text === text), preset = presetTexts.some(each => each.text === text);
     button('save').textContent = stored ? 'Forget preset' : 'Save preset';
     button('save').disabled = preset;
-    figures(text, nodes, length);
+    figures(text, nodes);
   };
   const rows = [];
   const levels = list => {
@@ -180,8 +193,8 @@ Lantern.treeLab = (element, props, trigger, server) => {
       range.style.setProperty('--f', `${range.value / 8 * 100}%`);
     });
   };
-  let grown = { of: null, lengths: [] };
-  const figures = (text, nodes, length) => {
+  let grown = { of: null, trees: [] };
+  const figures = (text, nodes) => {
     const known = [...presetTexts, ...saved()], body = [{ label: 'This tree', text, root, here: true }, ...known];
     part('trees').replaceChildren(...body.map(each => {
       const row = Lantern.make('tr', each.here ? 'here' : ''), own = group && group.measured[each.text], size = Trees.list(each.root).length - 1;
@@ -190,15 +203,16 @@ Lantern.treeLab = (element, props, trigger, server) => {
       if (each.here) name.textContent = each.label;
       else { pick.addEventListener('click', () => set(structuredClone(each.root))); name.append(pick); }
       const value = group ? expected(each.root).toFixed(2) : '–';
-      row.append(name, Lantern.make('td', 'num', String(size)), Lantern.make('td', 'num strong', value), Lantern.make('td', 'num', own ? own.length.toFixed(2) : '–'));
+      row.append(name, Lantern.make('td', 'num', String(size)), Lantern.make('td', 'num strong', value), Lantern.make('td', 'num costed', cost && group ? `${speedup(each.root).toFixed(2)}×` : ''), Lantern.make('td', 'num', own ? own.length.toFixed(2) : '–'));
       return row;
     }));
     part('growth').replaceChildren();
     part('rates').replaceChildren();
     if (!group) return;
-    if (grown.of !== group) grown = { of: group, lengths: Trees.growth(rate, limits) };
-    const points = known.map(each => ({ size: Trees.list(each.root).length - 1, length: expected(each.root) }));
-    Trees.curve(part('growth'), grown.lengths, points, { size: nodes, length });
+    if (grown.of !== group) grown = { of: group, trees: Trees.growth(rate, limits) };
+    const value = cost ? speedup : expected, [unit, title] = cost ? ['×', 'Predicted speedup against tree size'] : ['', 'Accepted length against tree size'];
+    part('growth-title').textContent = title;
+    Trees.curve(part('growth'), grown.trees.map(value), known.map(each => ({ size: Trees.list(each.root).length - 1, value: value(each.root) })), { size: nodes, value: value(root) }, unit, title);
     Trees.table(part('rates'), group);
   };
   /* ---- presets of this browser ---- */
@@ -252,7 +266,7 @@ Lantern.treeLab = (element, props, trigger, server) => {
       try { await navigator.clipboard.writeText(link); button('link').textContent = 'Copied'; } catch { history.replaceState(null, '', link); button('link').textContent = 'In the address bar'; }
       setTimeout(() => { button('link').textContent = 'Copy link'; }, 2000);
     },
-    json: () => Lantern.download('draft-tree.json', JSON.stringify({ parents: parents(), text: Trees.text(root), paths: Trees.list(root).slice(1).map(item => item.path), expected_accepted_length: expected(root), acceptance: group && { label: group.label, runs: group.runs, tested: group.tested, accepted: group.accepted } }, null, 1), 'application/json'),
+    json: () => Lantern.download('draft-tree.json', JSON.stringify({ parents: parents(), text: Trees.text(root), paths: Trees.list(root).slice(1).map(item => item.path), expected_accepted_length: expected(root), predicted_speedup: speedup(root), acceptance: group && { label: group.label, runs: group.runs, tested: group.tested, accepted: group.accepted } }, null, 1), 'application/json'),
     svg: () => Lantern.download('draft-tree.svg', Lantern.svgFile(box.querySelector('svg')), 'image/svg+xml'),
     csv: () => group && Lantern.download('acceptance.csv', `depth,rank,tested,accepted,rate\n${group.tested.flatMap((row, d) => row.map((n, i) => `${d + 1},${i},${n},${group.accepted[d][i]},${group.rates[d][i]}`)).join('\n')}\n`, 'text/csv'),
   };
@@ -272,13 +286,13 @@ Lantern.treeLab = (element, props, trigger, server) => {
     speedups[`${lane.method} ${text}`] = { value: pairs ? pairs.median : value.speedup, n: pairs ? pairs.n : 1, recorded: value.recorded };
     show();
   });
-  Lantern.on('finished', async () => adoptGroups(await server.acceptance('').catch(() => groups)));
+  Lantern.on('finished', refresh);
   Lantern.on('knobs', fromRace);
   Lantern.on('theme', show);
   let seen = 0;
   new ResizeObserver(() => { if (box.clientWidth !== seen) { seen = box.clientWidth; show(); } }).observe(box);
   starts();
-  adoptGroups(groups);
+  adopt({ ...props.value, ready: true });
   fromRace();
-  server.acceptance('').then(adoptGroups).catch(() => {});
+  refresh();
 };

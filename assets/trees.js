@@ -50,36 +50,53 @@ const Trees = {
     });
     return top;
   },
-  /* Expected accepted length of the tree grown by its best next token, of 0 to 64 tokens. */
+  /* Trees of 0 to 64 tokens, each grown from the one before by its best next token. */
   growth: (rate, limits) => {
-    const tree = [], lengths = [1];
-    while (lengths.length <= 64) {
+    const tree = [], grown = [structuredClone(tree)];
+    while (grown.length <= 64) {
       const next = Trees.best(tree, rate, limits);
       if (!next) break;
       Trees.at(tree, next.path).push([]);
-      lengths.push(lengths.at(-1) + next.gain);
+      grown.push(structuredClone(tree));
     }
-    return lengths;
+    return grown;
   },
-  /* Accepted length against tree size: the grown trees as a line, trees at hand as rings, the one at work as a diamond. */
-  curve: (box, lengths, points, here) => {
-    const width = Math.max(260, box.clientWidth), height = 224, left = 28;
-    const most = Math.max(here.size, lengths.length - 1), high = Math.ceil(Math.max(...lengths, here.length) * 2 + 0.2) / 2;
-    const X = value => left + value / most * (width - left - 16), Y = value => height - 24 - (value - 1) / (high - 1) * (height - 40), step = high > 3 ? 1 : 0.5;
+  /* Predicted seconds of a step, as lanternpp.cost.CostCurve.step. */
+  step: (root, { nodes, seconds, level, row, rank }) => {
+    const list = Trees.list(root), size = list.length - 1, top = nodes.length - 1;
+    if (!size) return seconds[0];
+    let i = 1;
+    while (i < top - 1 && nodes[i + 1] < size) i++;
+    const part = top > 1 ? Lantern.clamp((size - nodes[i]) / (nodes[i + 1] - nodes[i]), 0, 1) : 0;
+    const own = seconds[i] + part * ((top > 1 ? seconds[i + 1] : seconds[i]) - seconds[i]);
+    const inner = list.filter(item => item.depth && item.node.length).length;
+    return own + level * list.at(-1).depth + row * inner + rank * Math.max(...list.map(item => item.node.length));
+  },
+  /* Over plain AR, of a whole picture, as lanternpp.tune.predicted_speedup. */
+  speedup: (root, rate, cost) => {
+    const steps = cost.tokens - 1;
+    return (cost.once + steps * cost.seconds[0]) / (cost.once + steps * Trees.step(root, cost) / Trees.expected(root, rate));
+  },
+  /* A number against tree size: the grown trees as a line, trees at hand as rings, the one at work as a diamond. */
+  curve: (box, values, points, here, unit, title) => {
+    const width = Math.max(260, box.clientWidth), height = 224, left = 34;
+    const most = Math.max(here.size, values.length - 1), all = [...values, here.value, ...points.filter(point => point.size <= most).map(point => point.value)];
+    const low = Math.min(1, Math.floor(Math.min(...all) * 4) / 4), high = Math.ceil(Math.max(...all) * 4 + 0.2) / 4;
+    const X = value => left + value / most * (width - left - 16), Y = value => height - 24 - (value - low) / (high - low) * (height - 40), step = high - low > 2 ? 1 : high - low > 1 ? 0.5 : 0.25;
     let body = '';
-    for (let value = 1; value <= high + 1e-9; value += step) body += `<path d="M${left} ${Y(value)}H${width}" stroke="var(--line)"/><text class="axis" x="${left - 6}" y="${Y(value) + 4}" text-anchor="end">${value}</text>`;
+    for (let value = Math.ceil(low / step) * step; value <= high + 1e-9; value += step) body += `<path d="M${left} ${Y(value)}H${width}" stroke="var(--line)"/><text class="axis" x="${left - 6}" y="${Y(value) + 4}" text-anchor="end">${value}${unit}</text>`;
     for (let value = 0; value <= most; value += most > 80 ? 32 : 16) {
       const last = value + (most > 80 ? 32 : 16) > most;
       body += `<text class="axis" x="${X(value)}" y="${height - 4}" text-anchor="${last ? 'end' : 'middle'}">${value}${last ? ' tokens' : ''}</text>`;
     }
-    body += `<path d="${Lantern.line(lengths.map((value, i) => [X(i), Y(value)]))}" fill="none" stroke="var(--ink-3)" stroke-width="2"/>`;
-    points.filter(point => point.size <= most).forEach(({ size, length }) => {
-      body += `<circle cx="${X(size)}" cy="${Y(length)}" r="4" fill="var(--bg)" stroke="var(--ink-2)" stroke-width="1.5"><title>${size} tokens: ${length.toFixed(2)}</title></circle>`;
+    body += `<path d="${Lantern.line(values.map((value, i) => [X(i), Y(value)]))}" fill="none" stroke="var(--ink-3)" stroke-width="2"/>`;
+    points.filter(point => point.size <= most).forEach(({ size, value }) => {
+      body += `<circle cx="${X(size)}" cy="${Y(value)}" r="4" fill="var(--bg)" stroke="var(--ink-2)" stroke-width="1.5"><title>${size} tokens: ${value.toFixed(2)}${unit}</title></circle>`;
     });
-    const x = X(here.size), y = Y(here.length), anchor = x > width - 90 ? 'end' : x < 70 ? 'start' : 'middle';
-    body += `<path d="M${x} ${y - 7}L${x + 7} ${y} ${x} ${y + 7} ${x - 7} ${y}Z" fill="var(--relax)"/><text class="axis-t" x="${x + (anchor === 'end' ? 6 : 0)}" y="${y + 22}" text-anchor="${anchor}" style="fill:var(--relax)">this tree, ${here.length.toFixed(2)}</text>`;
-    const same = lengths[here.size];
-    box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="img" aria-label="Expected accepted length by tree size: this tree of ${here.size} tokens ${here.length.toFixed(2)}${same ? `; grown by the best next token ${same.toFixed(2)}` : ''}">${body}</svg>`;
+    const x = X(here.size), y = Y(here.value), anchor = x > width - 90 ? 'end' : x < 84 ? 'start' : 'middle', under = y < height - 60;
+    body += `<path d="M${x} ${y - 7}L${x + 7} ${y} ${x} ${y + 7} ${x - 7} ${y}Z" fill="var(--relax)"/><text class="axis-t" x="${x + (anchor === 'end' ? 6 : anchor === 'start' ? -6 : 0)}" y="${y + (under ? 22 : -14)}" text-anchor="${anchor}" style="fill:var(--relax)">this tree, ${here.value.toFixed(2)}${unit}</text>`;
+    const same = values[here.size];
+    box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="img" aria-label="${title}: this tree of ${here.size} tokens ${here.value.toFixed(2)}${unit}${same ? `; grown by the best next token ${same.toFixed(2)}${unit}` : ''}">${body}</svg>`;
   },
   /* Acceptance by depth and rank, with the number of drafts behind each rate. */
   table: (box, { tested, rates }) => {
@@ -96,5 +113,17 @@ const Trees = {
       return row;
     };
     box.replaceChildren(head, ...tested.map((counts, d) => line(`depth ${d + 1}`, rates[d], counts)), line('deeper', rates.at(-1)));
+  },
+  /* Nested lists of a path list as text, such as "[[0],[1],[0,0]]"; null where it is none. */
+  ofPaths: text => {
+    try {
+      const root = [];
+      for (const path of JSON.parse(text).sort((a, b) => a.length - b.length || (a.join() < b.join() ? -1 : 1))) {
+        const above = Trees.at(root, path.slice(0, -1));
+        if (above.length !== path.at(-1)) return null;
+        above.push([]);
+      }
+      return root;
+    } catch { return null; }
   },
 };

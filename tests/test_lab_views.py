@@ -1,5 +1,7 @@
 """The Codebook and Tree lab views: their endpoints, and in headless Chromium what a visitor does with them."""
 
+from dataclasses import asdict
+
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
@@ -7,8 +9,10 @@ from serving import serve, toy_pipeline
 from test_browser import PROMPT, browser, overflow, state, visit, wait_state  # noqa: F401
 
 from app import record, treelab
+from lanternpp import presets
 from lanternpp.acceptance import acceptance_table, expected_accepted_length
 from lanternpp.codebook import psnr
+from lanternpp.cost import CostCurve
 from lanternpp.pipeline import run
 from lanternpp.relax import nearest_codes
 from lanternpp.settings import Settings
@@ -28,6 +32,16 @@ def site(outputs, tmp_path_factory):
     record.save(folder, "fox-0", "fox", "3D", outputs)
     with serve(toy_pipeline, folder) as (url, demo):
         yield url, demo
+
+
+@pytest.fixture
+def tuned(monkeypatch, tmp_path):
+    """A cost curve, as `tune` keeps it for the toy model on this machine."""
+    monkeypatch.setenv(presets.FOLDER, str(tmp_path))
+    curve = CostCurve((0, 1, 4, 16, 127), (0.010, 0.011, 0.012, 0.015, 0.040), 0.0005, 0.0001, 0.0002, 0.05)
+    about = toy_pipeline().describe()
+    presets.keep(PRESETS["cpu8"], about, {"found": {"cost": asdict(curve), "once": 0.02}})
+    return curve
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +86,15 @@ def test_the_tree_endpoint_foretells_from_kept_runs(client, outputs):
     assert client.predict(tree="2", method="lantern", api_name="/tree")["expected_accepted_length"] is None
     assert "skips a sibling" in refused(client.predict, tree=[[1]], api_name="/tree")
     assert "drafts no tree" in refused(client.predict, tree="2", method="ar", api_name="/tree")
+
+
+def test_the_speedup_is_predicted_where_the_cost_of_a_step_was_measured(client, outputs, tuned):
+    tree, table = parse_tree("4/2.1.0.0"), acceptance_table([outputs[1].trace])
+    answer = client.predict(tree="4/2.1.0.0", api_name="/tree")
+    own = 0.012 + (0.015 - 0.012) * 3 / 12 + 2 * 0.0005 + 2 * 0.0001 + 4 * 0.0002
+    assert answer["predicted_step_seconds"] == pytest.approx(own, abs=1e-6)
+    length = expected_accepted_length(tree, table)
+    assert answer["predicted_speedup"] == pytest.approx((0.02 + 15 * 0.010) / (0.02 + 15 * own / length), abs=1e-4)
 
 
 def test_runs_of_one_rule_are_counted_together(outputs):
@@ -141,6 +164,26 @@ def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
     again.wait_for_selector("#treelab svg")
     again.wait_for_function("document.querySelector('#lab-paths').value === '[[0], [1], [0,0]]'")
     assert overflow(again) <= 0
+
+
+@pytest.mark.browser
+def test_the_page_predicts_as_the_library_does(visit, site, tuned):  # noqa: F811
+    url, demo = site
+    page = visit(url, reduced_motion="reduce")
+    page.click('#tabs [role="tab"]:has-text("Tree lab")')
+    page.wait_for_selector("#treelab .treelab.costed")
+    table, known = treelab.groups(demo.worker)[0].table, treelab.cost(demo.worker)
+    for text in ("1", "2", "4/2.1.0.0", "3/3/1/1", "6/2.1.1.1.0.0/3.2.1.0.0", PRESETS["lantern57"].text):
+        tree = parse_tree(text)
+        page.fill("#lab-paths", text)
+        page.keyboard.press("Tab")
+        page.wait_for_function(
+            "count => document.querySelectorAll('#treelab [data-node]').length === count", arg=len(tree.parents)
+        )
+        shown = float(page.inner_text('#treelab [data-part="predicted"]').removesuffix("×"))
+        assert shown == pytest.approx(known.speedup(tree, table), abs=0.006)
+        shown = float(page.inner_text('#treelab [data-part="step"]'))
+        assert shown == pytest.approx(1000 * tuned.step(tree), abs=0.06)
 
 
 @pytest.mark.browser
