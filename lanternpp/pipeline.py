@@ -154,14 +154,14 @@ class LanternPipeline:
             return drafter
         return int8_drafter(drafter, target.head) or drafter
 
-    def step(self, settings: Settings, pictures: int = 1) -> Step:
+    def step(self, settings: Settings, pictures: int = 1, kind: type[Step] = Step) -> Step:
         """The decoding step that these settings ask for, with fresh state."""
         drafts = settings.tree.nodes > 0
         if drafts and self.bundle.drafter is None:
             raise SettingsError("method", f"The model {self.bundle.name} has no drafter, so it cannot draft a tree: "
                                           "use the method ar.")
         relaxed = drafts and not settings.relaxation.strict
-        return Step(self.bundle.target, self.drafter if drafts else None, settings.tree, settings.relaxation,
+        return kind(self.bundle.target, self.drafter if drafts else None, settings.tree, settings.relaxation,
                     settings.sampling, self.neighbours if relaxed else None, guided=settings.cfg_scale != 1,
                     pictures=pictures)
 
