@@ -11,7 +11,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is i
 
 import gradio as gr
 
-from app import api, codebook, html, record, session, stage, theme, treelab, views
+from app import api, codebook, html, inspector, record, session, stage, theme, treelab, views
 from lanternpp.settings import Settings
 
 MODEL = Path(__file__).resolve().parent.parent / "assets" / "emoji"
@@ -29,11 +29,14 @@ def build_demo(load: Callable[[], Any] | None = None, recordings: Path = record.
     recorded = record.load_all(recordings)
     worker.recorded = {run: output for each in recorded for run, output in each.outputs().items()}
     book = codebook.Book(worker, None if load else folder)
+    worker.atlas = record.atlas(recordings)
     with gr.Blocks(title="LANTERN++ demo", fill_width=True, analytics_enabled=False, delete_cache=(3600, 3600)) as demo:
         html.header(stage.model_line(about))
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race"):
                 knobs = views.race_view(demo, worker, recorded, about)
+            with gr.Tab("Step inspector"):
+                inspector.inspector_view(worker, recorded)
             with gr.Tab("Codebook"):
                 codebook.view(book, worker, recorded)
             with gr.Tab("Tree lab"):

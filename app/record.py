@@ -1,7 +1,8 @@
 """Recorded runs: what plays at first paint, before any model is loaded. `python -m app.recorder` makes them.
 
 A run is assets/recorded/NAME.json (lanes: the traces of the baseline, the method and others; images: the names of their
-PNGs beside it; pairs: measured pairs, where there are any). Its picture stands on the example chip of the same prompt.
+PNGs beside it; pairs: measured pairs, where there are any). NAME-LANE.npz holds what a lane's verdicts compared
+(lanternpp.detail), atlas.png every code decoded alone. Its picture stands on the example chip of the same prompt.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 from PIL import Image
 
 from app import params, stage
+from lanternpp.settings import Settings
 from lanternpp.trace import Trace
 
 FOLDER = Path(__file__).resolve().parent.parent / "assets" / "recorded"
@@ -30,11 +32,15 @@ class Recorded:
     traces: list[Trace]
     images: list[Image.Image]
     pairs: dict[str, Any] | None = None
+    details: list[Path | None] | None = None
 
     def outputs(self) -> dict[str, Any]:
         """The runs by id, as the worker keeps finished ones."""
-        pairs = zip(self.traces, self.images, strict=True)
-        return {trace.run_id: SimpleNamespace(images=[image], trace=trace) for trace, image in pairs}
+        details = self.details or [None] * len(self.traces)
+        return {
+            trace.run_id: SimpleNamespace(images=[image], trace=trace, detail=detail)
+            for trace, image, detail in zip(self.traces, self.images, details, strict=True)
+        }
 
     def page(self) -> dict[str, Any]:
         """The page's values at which the method's run was made."""
@@ -61,18 +67,43 @@ class Recorded:
         )
 
 
-def save(folder: Path, name: str, prompt: str, style: str, outputs: list[Any], pairs: dict | None = None) -> Path:
-    """Write a recorded run from the outputs of its two lanes."""
+def save(
+    folder: Path,
+    name: str,
+    prompt: str,
+    style: str,
+    outputs: list[Any],
+    pairs: dict | None = None,
+    details: list[Any] | None = None,
+) -> Path:
+    """Write a recorded run from the outputs of its lanes and, where given, their details."""
     folder.mkdir(parents=True, exist_ok=True)
     images = [f"{name}-{lane}.png" for lane in range(len(outputs))]
     for file, output in zip(images, outputs, strict=True):
         output.images[0].save(folder / file, optimize=True)
+    for lane, (output, detail) in enumerate(zip(outputs, details or [], strict=False)):
+        save_detail(folder / f"{name}-{lane}.npz", detail, output.trace)
     lanes = [json.loads(output.trace.to_json()) for output in outputs]
     for lane in lanes:
         lane["header"]["recorded"] = True
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"prompt": prompt, "style": style, "images": images, "pairs": pairs, "lanes": lanes}))
     return path
+
+
+def save_detail(path: Path, detail: Any, trace: Trace) -> None:
+    """Write a lane's detail, made small."""
+    settings = Settings.checked(**trace.header["settings"])
+    detail.thinned(settings.relaxation, settings.tree.depths).save(path)
+
+
+def atlas(folder: Path = FOLDER) -> str | None:
+    """Every code of the recorded model decoded alone, as a data URL; None where it was not recorded."""
+    try:
+        with Image.open(folder / "atlas.png") as image:
+            return stage.data_url(image.convert("RGB"))
+    except OSError:
+        return None
 
 
 def load(path: Path) -> Recorded:
@@ -83,7 +114,9 @@ def load(path: Path) -> Recorded:
         with Image.open(path.parent / Path(file).name) as image:
             images.append(image.convert("RGB"))
     traces = [Trace.from_json(json.dumps(lane)) for lane in data["lanes"]]
-    return Recorded(path.stem, data["prompt"], data["style"], traces, images, data.get("pairs"))
+    files = [path.with_name(f"{path.stem}-{lane}.npz") for lane in range(len(traces))]
+    details = [file if file.exists() else None for file in files]
+    return Recorded(path.stem, data["prompt"], data["style"], traces, images, data.get("pairs"), details)
 
 
 def load_all(folder: Path = FOLDER) -> list[Recorded]:

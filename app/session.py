@@ -19,6 +19,7 @@ WAITING = 16  # jobs that may wait; above, a visitor is told to come back
 KEPT_RUNS = 96  # finished runs, for downloads and figures
 KEPT_EVENTS = 12_000  # of all finished runs together: those of a wide tree hold some 20 kB each
 KEPT_BASELINES = 32
+KEPT_DETAILS = 12  # of finished runs; those of a wide tree hold some 10 MB each
 
 
 class Busy(RuntimeError):
@@ -33,6 +34,7 @@ class Job:
     settings: list[Settings]
     pairs: int = 0
     keep: bool = False  # take the baseline from an earlier run
+    inspect: str = ""  # decode this finished run once more and keep what its verdicts compared
     number: int = field(default_factory=itertools.count(1).__next__)
     events: queue.Queue = field(default_factory=queue.Queue)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -69,6 +71,7 @@ class Worker:
         self.failure: str | None = None
         self.runs = Bounded(KEPT_RUNS, KEPT_EVENTS, lambda output: len(output.trace.events))
         self.recorded: dict[str, Any] = {}
+        self.details = Bounded(KEPT_DETAILS)
         self.atlas: str | None = None  # every code decoded alone, as a data URL
         self._warm: set[tuple] = set()
         self.baselines = Bounded(KEPT_BASELINES)
@@ -121,6 +124,18 @@ class Worker:
         """A finished or recorded run by its id; None where it is not kept."""
         return self.runs.get(run) or self.recorded.get(run)
 
+    def detail(self, run: str) -> Any:
+        """What the verdicts of a run compared, from its file where it is a recorded one; None where it is not known."""
+        path = getattr(self.recorded.get(run), "detail", None)
+        if run not in self.details and path:
+            from lanternpp.detail import Detail, DetailError
+
+            try:
+                self.details[run] = Detail.load(path)
+            except DetailError as error:
+                log.warning("%s", error)
+        return self.details.get(run)
+
     def _cancel(self, visitor: str, replaced: bool = False) -> None:
         for job in (self.running, *list(self._jobs)):
             if job and job.visitor == visitor:
@@ -163,6 +178,8 @@ class Worker:
                     job.events.put(("error", self.failure))
                 elif job.pairs:
                     self._measure(job)
+                elif job.inspect:
+                    self._inspect(job)
                 else:
                     self._race(job)
             except Stopped:
@@ -236,6 +253,18 @@ class Worker:
         result = follow(job, compare(Stoppable(self.pipe, job), job.settings, job.pairs), "progress")
         job.events.put(("pairs", result))
 
+    def _inspect(self, job: Job) -> None:
+        from lanternpp.detail import DetailError, inspect
+
+        output = self.output(job.inspect)
+        if output is None or self.detail(job.inspect):
+            return
+        try:
+            stream = until_cancelled(job, inspect(self.pipe, output.trace))
+            self.details[job.inspect] = follow(job, stream, "step", 0)
+        except DetailError as error:
+            job.events.put(("error", str(error)))
+
 
 def follow(job: Job, stream: Iterator[Any], *kind: Any) -> Any:
     """Put all that a stream yields into the job's queue as events of a kind; returns the stream's value."""
@@ -263,18 +292,22 @@ class Stoppable:
 
     def stream(self, settings: Settings) -> Iterator[Any]:
         """The pipeline's stream; raises Stopped between two steps."""
-        stream = self.pipe.stream(settings)
-        try:
-            while True:
-                if self.job.cancelled.is_set():
-                    raise Stopped
-                try:
-                    event = next(stream)
-                except StopIteration as end:
-                    return end.value
-                yield event
-        finally:
-            stream.close()
+        return until_cancelled(self.job, self.pipe.stream(settings))
+
+
+def until_cancelled(job: Job, stream: Iterator[Any]) -> Iterator[Any]:
+    """A stream that raises Stopped between two steps once its job was cancelled."""
+    try:
+        while True:
+            if job.cancelled.is_set():
+                raise Stopped
+            try:
+                event = next(stream)
+            except StopIteration as end:
+                return end.value
+            yield event
+    finally:
+        stream.close()
 
 
 def events(worker: Worker, job: Job, tick: float = 0.5) -> Iterator[tuple]:

@@ -38,7 +38,7 @@ Lantern.on = (name, callback) => {
   if (name in Lantern.last) callback(Lantern.last[name]);        // components load in any order
 };
 Lantern.emit = (name, data) => {
-  if (name === 'shown' || name === 'typed' || name === 'model') Lantern.last[name] = data;
+  if (['shown', 'typed', 'model', 'open'].includes(name)) Lantern.last[name] = data;
   (Lantern.listeners[name] || []).forEach(callback => callback(data));
 };
 
