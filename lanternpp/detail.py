@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from . import vq
-from .decode import Decoder, Step
+from .decode import Decoder
 from .relax import Relaxation
 from .sampling import guide
-from .settings import Settings
+from .settings import METHODS, Settings
+from .step import Draft, Step
 from .trace import StepEvent, Trace
+from .verify import Verdict
 
 LISTED = 64  # nearest codes of which the ids are kept
 LIKELIEST = 8  # codes that a place's distribution is shown by
@@ -127,13 +129,13 @@ def whatif(detail: Detail, event: int, node: int, relaxation: Relaxation, depth:
 class _Recorder(Step):
     """A step that keeps the distributions which its verdicts compared."""
 
-    def _distribution(self, logits: Tensor) -> Tensor:
-        self.logits, self.p = logits, super()._distribution(logits)  # the target's come last
+    def _distribution(self, logits: Tensor, places: Tensor) -> Tensor:
+        self.logits, self.p = logits, super()._distribution(logits, places)  # the target's come last
         return self.p
 
-    def _verify(self, p: Tensor, q: Tensor | None, tokens: Tensor):
-        self.at, self.q, self.tokens = int(self.position[0]), q, tokens
-        return super()._verify(p, q, tokens)
+    def _verify(self, p: Tensor, draft: Draft) -> Verdict:
+        self.at, self.q, self.tokens = int(self.position[0]), draft.q, draft.tokens
+        return super()._verify(p, draft)
 
 
 @torch.no_grad()
@@ -144,8 +146,11 @@ def inspect(pipe, trace: Trace) -> Iterator[StepEvent]:
     another device, dtype, number of threads or version may round differently and flip a near tie.
     """
     settings = Settings.checked(pipe.bundle.defaults, **trace.header["settings"])
-    step = pipe.step(settings, kind=_Recorder)
-    events = Decoder(step).stream(pipe.encode_prompt(settings.prompt), settings.seed)
+    if settings.relaxation.coupled:
+        raise DetailError(f"{METHODS[settings.method]} judges drafts by the target's own draw, not by ratios that "
+                          "could be shown here: inspect a run of another method.")
+    step, condition, valid = pipe.prepare(settings, kind=_Recorder)
+    events = Decoder(step).stream(condition, settings.seed, valid)
     parts, done = [], torch.tensor(trace.tokens)
     for event, known in zip(events, trace.events, strict=False):
         if event.tokens != known.tokens or event.drafted != known.drafted:

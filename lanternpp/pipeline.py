@@ -165,10 +165,10 @@ class LanternPipeline:
                     settings.sampling, self.neighbours if relaxed else None, guided=settings.cfg_scale != 1,
                     pictures=pictures)
 
-    def prepare(self, settings: Settings) -> tuple[Step, Tensor, Tensor | None]:
+    def prepare(self, settings: Settings, kind: type[Step] = Step) -> tuple[Step, Tensor, Tensor | None]:
         """A step for one picture, and what its prefill reads: the prompt's condition and which rows are not padding."""
         condition, valid = self.encode_prompt(settings.prompt)
-        step = self.step(settings)
+        step = self.step(settings, kind=kind)
         return step, condition, None if valid is None else valid[: step.rows]
 
     def stream(self, settings: Settings) -> Iterator[StepEvent]:

@@ -110,3 +110,9 @@ def test_plain_autoregression_has_places_but_no_nodes(pipe):
     trace = pipe("fox", seed=5, method="ar").trace
     detail = run(inspect(pipe, trace))
     assert detail.uniform.shape == (16, 0) and len(detail.top1) == 16 and np.isnan(detail.agreement).all()
+
+
+def test_what_is_judged_otherwise_is_not_shown_as_ratios(pipe):
+    trace = pipe("red apple", seed=3, tree=TREE, method="coupled").trace
+    with pytest.raises(DetailError, match="own draw"):
+        run(inspect(pipe, trace))
