@@ -127,11 +127,15 @@ def view(book: Book, worker: Worker, recordings: list[Recorded]) -> None:
         for each in recordings
         if len(each.traces) > 1
     ]
+    start = 0
+    if runs:  # the middle of the first picture
+        trace = recordings[0].traces[1]
+        start = trace.tokens[len(trace.tokens) // 2 + trace.header["grid"] // 2]
     html.component(
         _TEMPLATE,
         "Lantern.codebook(element, props, server)",
         "codebook",
-        {"runs": runs, "ranks": RANKS},
+        {"runs": runs, "start": start},
         server_functions=server_functions(book, worker),
     )
 

@@ -42,7 +42,7 @@ Lantern.codebook = (element, props, server) => {
     if (near && near.code === code) {
       near.neighbours.slice(0, k).reverse().forEach(each => {
         const [x, y] = place(width, each), side = size(width);
-        if (k <= 100) { ring(context, width, each, Lantern.css('--ink'), k > 20 ? 1 : 1.5, 2); patch(context, each, x - side / 2, y - side / 2, side); }
+        if (k <= 100) { ring(context, width, each, Lantern.css('--ink'), k > 20 ? 1.5 : 2, 4); patch(context, each, x - side / 2, y - side / 2, side); }
         else { context.strokeStyle = Lantern.css('--ink'); context.lineWidth = 1; context.strokeRect(x - side / 2, y - side / 2, side, side); }
       });
     }
@@ -169,7 +169,7 @@ Lantern.codebook = (element, props, server) => {
         values: [...KS.filter(each => each < count() - 1), Math.min(1000, count() - 1)], change: value => { k = value; show(); },
       });
       const linked = new URLSearchParams(location.search).get('code');
-      await pick(/^\d{1,6}$/.test(linked) ? Number(linked) : Math.floor(count() * 0.457), false);
+      await pick(/^\d{1,6}$/.test(linked) ? Number(linked) : props.value.start, false);
     }
     if (plane && !atlas) {
       const source = await server.atlas('').catch(() => null);
@@ -195,7 +195,7 @@ Lantern.codebook = (element, props, server) => {
 };
 
 /* A picture, the same with every token exchanged for its j-th neighbour, and with random codes. All are decoded once. */
-Lantern.swap = (element, server, { runs, ranks }) => {
+Lantern.swap = (element, server, { runs }) => {
   const part = name => element.querySelector(`[data-part="${name}"]`);
   const pictures = [...runs], select = part('run');
   let made = null, j = 10, wanted = '', slide = null;

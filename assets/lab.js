@@ -43,6 +43,8 @@ Lantern.download = (name, content, type = 'text/plain') => {
 Lantern.svgFile = svg => {
   const copy = svg.cloneNode(true);
   copy.setAttribute('xmlns', 'http://www.w3.org/2000/svg');
+  copy.querySelectorAll('.hit, .badge, .aid').forEach(each => each.remove());
+  copy.querySelectorAll('.axis, .axis-t').forEach(each => each.setAttribute('fill', 'var(--ink-3)'));
   const [, , width, height] = svg.getAttribute('viewBox').split(' ');
   Object.assign(copy.style, { background: Lantern.css('--bg'), fontFamily: 'sans-serif', fontSize: '11px' });
   copy.setAttribute('width', width);

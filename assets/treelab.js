@@ -85,18 +85,18 @@ Lantern.treeLab = (element, props, trigger, server) => {
     const heads = Array.from({ length: tree.levels + 1 }, (_, d) => `<text class="axis" x="${left + d * across}" y="11" text-anchor="${d ? 'middle' : 'start'}"${d ? '' : ' dx="-12"'}>${d ? (narrow ? d : `depth ${d}`) : 'now'}</text>`);
     const edges = list.map((item, i) => (i ? `<path d="${edge(item.parent, i)}" stroke-width="${(1 + 5 * reached[i]).toFixed(2)}"/>` : ''));
     const nodes = list.map((item, i) => {
-      const shade = cividis(reached[i] / most), label = i && radius >= 9 && group ? `<text x="${X(i)}" y="${Y(i) + 3.6}" text-anchor="middle" style="font-size:${radius > 11 ? 11 : 10}px" fill="${Lantern.isDark(shade) ? '#fff' : '#000'}">${share(reached[i])}</text>` : '';
+      const shade = cividis(Math.sqrt(reached[i] / most)), label = i && radius >= 9 && group ? `<text x="${X(i)}" y="${Y(i) + 3.6}" text-anchor="middle" style="font-size:${radius > 11 ? 11 : 10}px" fill="${Lantern.isDark(shade) ? '#fff' : '#000'}">${share(reached[i])}</text>` : '';
       const words = i ? `Depth ${item.depth}, child ${item.rank + 1} of its parent${group ? `, on the accepted path in ${share(reached[i])} % of steps` : ''}` : 'The last committed token';
       return `<g id="lab-node-${i}" role="treeitem" aria-level="${item.depth + 1}" aria-selected="${i === at}" aria-label="${words}" data-node="${i}">`
         + `<circle class="hit" cx="${X(i)}" cy="${Y(i)}" r="${Math.max(radius + 3, gap / 2)}"/>`
-        + (i === at ? `<circle cx="${X(i)}" cy="${Y(i)}" r="${radius + 4}" fill="none" stroke="var(--relax)" stroke-width="2.5"/>` : '')
+        + (i === at ? `<circle class="aid" cx="${X(i)}" cy="${Y(i)}" r="${radius + 4}" fill="none" stroke="var(--relax)" stroke-width="2.5"/>` : '')
         + `<circle cx="${X(i)}" cy="${Y(i)}" r="${radius}" fill="${!i ? 'var(--ink)' : group ? Lantern.rgb(shade) : 'var(--ink-3)'}" stroke="var(--line-2)"/>${label}</g>`;
     });
     const badge = (x, y, action, sign, title) => `<g class="badge" data-do="${action}" role="button" aria-label="${title}"><circle class="hit" cx="${x}" cy="${y}" r="13"/><circle cx="${x}" cy="${y}" r="8" fill="var(--panel)" stroke="var(--relax)" stroke-width="1.5"/><path d="M${x - 4} ${y}H${x + 4}${sign === '+' ? `M${x} ${y - 4}V${y + 4}` : ''}" stroke="var(--relax)" stroke-width="1.6"/></g>`;
     let marks = '';
     if (best) {
       const i = list.length;
-      edges.push(`<path d="${edge(best.parent, i)}" stroke="var(--relax)" stroke-width="1.5" stroke-dasharray="3 3"/>`);
+      edges.push(`<path d="${edge(best.parent, i)}" class="aid" stroke="var(--relax)" stroke-width="1.5" stroke-dasharray="3 3"/>`);
       marks += `<g class="badge" data-do="best" role="button" aria-label="Add the best next token, plus ${best.gain.toFixed(3)} tokens a step"><circle class="hit" cx="${X(i)}" cy="${Y(i)}" r="14"/>`
         + `<circle cx="${X(i)}" cy="${Y(i)}" r="${radius}" fill="var(--bg)" stroke="var(--relax)" stroke-width="1.5" stroke-dasharray="3 3"/>`
         + `<path d="M${X(i) - 4} ${Y(i)}H${X(i) + 4}M${X(i)} ${Y(i) - 4}V${Y(i) + 4}" stroke="var(--relax)" stroke-width="1.6"/>`
@@ -108,7 +108,7 @@ Lantern.treeLab = (element, props, trigger, server) => {
     }
     box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="presentation">${heads.join('')}<g fill="none" stroke="var(--line-2)">${edges.join('')}</g>${nodes.join('')}${marks}</svg>`;
     box.setAttribute('aria-activedescendant', `lab-node-${Math.max(0, at)}`);
-    part('legend').innerHTML = `<i style="background:linear-gradient(90deg,${Array.from({ length: 9 }, (_, i) => Lantern.rgb(cividis(i / 8))).join(',')})"></i><div><span>0</span><span>${group ? `${share(most)} %` : ''}</span></div>`;
+    part('legend').innerHTML = `<i style="background:linear-gradient(90deg,${Array.from({ length: 9 }, (_, i) => Lantern.rgb(cividis(i / 8))).join(',')})"></i><div><span>0</span><span>${group ? share(most / 4) : ''}</span><span>${group ? `${share(most)} %` : ''}</span></div>`;
     return { at: Math.max(0, at), reached };
   };
   box.addEventListener('click', event => {

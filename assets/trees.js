@@ -94,7 +94,7 @@ const Trees = {
       body += `<circle cx="${X(size)}" cy="${Y(value)}" r="4" fill="var(--bg)" stroke="var(--ink-2)" stroke-width="1.5"><title>${size} tokens: ${value.toFixed(2)}${unit}</title></circle>`;
     });
     const x = X(here.size), y = Y(here.value), anchor = x > width - 90 ? 'end' : x < 84 ? 'start' : 'middle', under = y < height - 60;
-    body += `<path d="M${x} ${y - 7}L${x + 7} ${y} ${x} ${y + 7} ${x - 7} ${y}Z" fill="var(--relax)"/><text class="axis-t" x="${x + (anchor === 'end' ? 6 : anchor === 'start' ? -6 : 0)}" y="${y + (under ? 22 : -14)}" text-anchor="${anchor}" style="fill:var(--relax)">this tree, ${here.value.toFixed(2)}${unit}</text>`;
+    body += `<path d="M${x} ${y - 7}L${x + 7} ${y} ${x} ${y + 7} ${x - 7} ${y}Z" fill="var(--relax)"/><text class="axis-t" x="${x + (anchor === 'end' ? 6 : anchor === 'start' ? -6 : 0)}" y="${y + (under ? 22 : -14)}" text-anchor="${anchor}" style="fill:var(--relax);paint-order:stroke;stroke:var(--bg);stroke-width:4px">this tree, ${here.value.toFixed(2)}${unit}</text>`;
     const same = values[here.size];
     box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="img" aria-label="${title}: this tree of ${here.size} tokens ${here.value.toFixed(2)}${unit}${same ? `; grown by the best next token ${same.toFixed(2)}${unit}` : ''}">${body}</svg>`;
   },

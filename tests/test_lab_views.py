@@ -1,6 +1,8 @@
 """The Codebook and Tree lab views: their endpoints, and in headless Chromium what a visitor does with them."""
 
 from dataclasses import asdict
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from gradio_client import Client
@@ -146,6 +148,12 @@ def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
     page.fill("#lab-paths", "[[0], [1], [0, 0]]")
     page.keyboard.press("Tab")
     check(parse_tree("2/1.0"))
+    with page.expect_download() as caught:
+        page.click('#treelab [data-action="svg"]')
+    drawing = Path(caught.value.path()).read_text()
+    assert (
+        drawing.count('role="treeitem"') == 4 and "var(" not in drawing and ElementTree.fromstring(drawing) is not None
+    )
     page.click('#treelab [data-action="save"]')
     assert page.inner_text('#treelab [data-action="save"]') == "Forget preset"
     serial = page.eval_on_selector("[data-serial]", "element => Number(element.dataset.serial)")
