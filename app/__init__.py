@@ -11,7 +11,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is i
 
 import gradio as gr
 
-from app import api, codebook, html, inspector, record, session, stage, theme, treelab, views
+from app import ambiguity, api, codebook, html, inspector, record, session, stage, theme, treelab, views
 from lanternpp.settings import Settings
 
 MODEL = Path(__file__).resolve().parent.parent / "assets" / "emoji"
@@ -37,11 +37,14 @@ def build_demo(load: Callable[[], Any] | None = None, recordings: Path = record.
                 knobs = views.race_view(demo, worker, recorded, about)
             with gr.Tab("Step inspector"):
                 inspector.inspector_view(worker, recorded)
+            with gr.Tab("Ambiguity"):
+                ambiguity.ambiguity_view(worker, recorded)
             with gr.Tab("Codebook"):
                 codebook.view(book, worker, recorded)
             with gr.Tab("Tree lab"):
                 treelab.view(worker, knobs)
         api.endpoints(worker, about["defaults"])
+        inspector.endpoint(worker)
         codebook.endpoint(book, worker)
         treelab.endpoint(worker)
 

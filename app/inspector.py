@@ -112,6 +112,29 @@ def look_inside(worker: Worker, visitor: str, run: Any) -> Iterator[dict]:
         yield {"run": run, "error": error} if error else {"run": run, "ready": True}
 
 
+def endpoint(worker: Worker) -> None:
+    """/inspect: what is known of a finished or recorded run; call it inside a gr.Blocks."""
+
+    def inspect(run_id: str, step: int = 0, node: int = 0) -> dict:
+        """Every step of a run, or what the verdict of one drafted node compared.
+
+        Args:
+            run_id: as in the trace that /generate returned, or that of a recorded run
+            step: from 1; 0 gives the whole run
+            node: the drafted node, from 1, in the numbering of the tree's list of parents
+        """
+        found = inside(worker, run_id, step, node) if step or node else whole(worker, run_id)
+        if found is None:
+            raise gr.Error(
+                "Nothing is known of that: the run is no longer kept, was not looked into yet (open it in the Step "
+                "inspector), or has no such step and node.",
+                print_exception=False,
+            )
+        return found
+
+    gr.api(inspect, api_name="inspect", queue=False)
+
+
 def titles(recordings: list[record.Recorded]) -> list[dict[str, str]]:
     """The recorded runs that can be chosen: those with a tree first, each prompt's method before its baseline."""
     found = [(each.prompt, trace) for each in recordings for trace in each.traces]

@@ -175,7 +175,7 @@ Lantern.nodeCard = (element, server) => {
     part('knobs').replaceChildren(...rows.map(([name, low, high, by, value, end]) => {
       const box = Lantern.make('div', 'slider'), top = Lantern.make('div', 'head'), ends = Lantern.make('div', 'ends');
       const range = Object.assign(document.createElement('input'), { type: 'range', min: low, max: high, step: by, value });
-      const shown = Lantern.make('output', 'lab');
+      const shown = Lantern.make('output');
       const set = () => {
         const now = Number(range.value);
         knobs = { ...knobs, [name === 'k' ? 'k' : name === 'γ' ? 'gamma' : 'bound']: name === 'k' ? stops[now] : now };

@@ -67,16 +67,15 @@ Lantern.link = place => {
   url.hash = '';
   return url.href;
 };
-addEventListener('load', () => {
+{
   const query = new URLSearchParams(location.search), tab = query.get('view');
-  if (!['Step inspector', 'Ambiguity'].includes(tab)) return;
   const place = { run: query.get('run') || '', step: Number(query.get('step')) || 0, node: Number(query.get('node')) || 0 };
-  const wait = setInterval(() => {                                // gradio makes the tabs after the page has loaded
-    if (!document.querySelector('#tabs button[role="tab"]')) return;
-    clearInterval(wait);
-    Lantern.visit(tab, place);
-  }, 50);
-});
+  const wait = ['Step inspector', 'Ambiguity'].includes(tab) && setInterval(() => {
+    const button = [...document.querySelectorAll('#tabs button[role="tab"]')].find(each => each.textContent.trim() === tab);
+    if (!button) return;                                         // gradio makes the tabs after the page has loaded
+    if (button.getAttribute('aria-selected') === 'true') clearInterval(wait); else Lantern.visit(tab, place);
+  }, 100);
+}
 
 /* ---- the run on view ----
    `show(run, place)` gets what app/inspector.py's `whole` tells, with its picture and patches loaded; again once the run was

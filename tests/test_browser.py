@@ -67,7 +67,7 @@ def visit(browser):
         page.on("request", request)
         page.set_default_timeout(60_000)
         page.goto(url)
-        page.wait_for_selector(STAGE)
+        page.wait_for_selector(STAGE, state="attached")  # a link may have opened another tab
         page.wait_for_function("document.body.dataset.method")
         pages.append(page)
         return page
