@@ -1,8 +1,13 @@
-"""Starts the web app: builds the page and serves it, on the port named by GRADIO_SERVER_PORT or the first free one."""
+"""Starts the web app: builds the page and serves it, on the port named by GRADIO_SERVER_PORT or the first free one.
 
-from app import build_demo, launch_options
+`python app.py --model NAME_OR_FOLDER` starts with another model than the bundled one, as LANTERNPP_MODEL does.
+"""
 
-demo = build_demo()
+import sys
+
+from app import build_demo, command_line, launch_options
+
+demo = build_demo(model=command_line(sys.argv[1:]) if __name__ == "__main__" else None)
 
 if __name__ == "__main__":
     demo.launch(**launch_options())

@@ -1,7 +1,5 @@
 """The web app: `build_demo` makes the page, `launch_options` says how it is served."""
 
-import json
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,29 +10,33 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is i
 import gradio as gr
 
 from app import ambiguity, api, codebook, html, inspector, record, session, stage, theme, treelab, views
-from lanternpp.settings import Settings
+from app.catalogue import choices_for, command_line, model_facts, weights
+from lanternpp.hub import BUNDLED as MODEL
 
-MODEL = Path(__file__).resolve().parent.parent / "assets" / "emoji"
-log = logging.getLogger(__name__)
+__all__ = ["MODEL", "build_demo", "command_line", "launch_options", "load_model", "model_facts"]
 
 
-def build_demo(load: Callable[[], Any] | None = None, recordings: Path = record.FOLDER) -> gr.Blocks:
+def build_demo(
+    load: Callable[[], Any] | None = None, recordings: Path = record.FOLDER, model: str | Path | None = None
+) -> gr.Blocks:
     """The page. The model is loaded by the worker's thread, which starts here and does not delay the first paint.
 
-    `load` returns a pipeline; by default the bundled model's, or that of the folder named by LANTERNPP_MODEL.
+    model: the folder or name of the one to start with; that of LANTERNPP_MODEL or the bundled one by default. `load`
+    returns a pipeline in its place. The recorded runs and example prompts are the bundled model's.
     """
-    folder = Path(os.environ.get("LANTERNPP_MODEL") or MODEL)
-    worker = session.Worker(load or (lambda: load_model(folder)), weights(folder))
-    about = model_facts(folder)
-    recorded = record.load_all(recordings)
+    start = str(model or os.environ.get("LANTERNPP_MODEL") or MODEL)
+    choices = choices_for(start, load)
+    first = choices[start]
+    worker = session.Worker(first.load, weights(Path(start)), choices)
+    recorded = record.load_all(recordings) if Path(start).resolve() == MODEL else []
     worker.recorded = {run: output for each in recorded for run, output in each.outputs().items()}
-    book = codebook.Book(worker, None if load else folder)
     worker.atlas = record.atlas(recordings)
+    book = codebook.Book(worker, Path(start) if Path(start).is_dir() and not load else None)
     with gr.Blocks(title="LANTERN++ demo", fill_width=True, analytics_enabled=False, delete_cache=(3600, 3600)) as demo:
-        html.header(stage.model_line(about))
+        html.header(stage.model_line(first.about))
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race"):
-                knobs = views.race_view(demo, worker, recorded, about)
+                knobs = views.race_view(demo, worker, recorded, choices, start)
             with gr.Tab("Step inspector"):
                 inspector.inspector_view(worker, recorded)
             with gr.Tab("Ambiguity"):
@@ -43,7 +45,7 @@ def build_demo(load: Callable[[], Any] | None = None, recordings: Path = record.
                 codebook.view(book, worker, recorded)
             with gr.Tab("Tree lab"):
                 treelab.view(worker, knobs)
-        api.endpoints(worker, about["defaults"])
+        api.endpoints(worker, first.about["defaults"])
         inspector.endpoint(worker)
         codebook.endpoint(book, worker)
         treelab.endpoint(worker)
@@ -57,34 +59,11 @@ def build_demo(load: Callable[[], Any] | None = None, recordings: Path = record.
     return demo
 
 
-def load_model(folder: Path) -> Any:
-    """The pipeline; its heavy imports belong to the worker's thread too, so that the page is served before them."""
+def load_model(where: str | Path) -> Any:
+    """The pipeline of a folder or name."""
     from lanternpp.pipeline import LanternPipeline
 
-    return LanternPipeline.from_pretrained(folder)
-
-
-def weights(folder: Path) -> str:
-    """The size of the weights in words, nothing where there are none."""
-    size = sum(file.stat().st_size for file in folder.glob("[!n]*.safetensors"))  # not the table of neighbours
-    return f", {size / 1e6:.0f} MB" if size else ""
-
-
-def model_facts(folder: Path) -> dict[str, Any]:
-    """Name, grid, codes and defaults from the model's small config file; the weights are not touched."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        target, defaults = config["target"], config["defaults"] or {}
-        Settings.checked(defaults, prompt="a")  # a value that no knob can hold would keep the page from opening
-        return {
-            "model": str(config["name"]),
-            "grid": int(target["grid"]),
-            "codes": int(target["codes"]),
-            "defaults": dict(defaults),
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("the model's config could not be read: %s", error)
-        return {"defaults": {}}
+    return LanternPipeline.from_pretrained(where)
 
 
 def launch_options() -> dict[str, Any]:

@@ -30,9 +30,9 @@ TICK = 0.5  # seconds between two reports of a running call
 def server_functions(worker: Worker, *names: str) -> list[Callable]:
     """Functions that a component's script may call: cheap, checked, and never the decoder."""
 
-    def atlas(_: Any) -> str | None:
-        """Every code decoded alone, as a data URL; nothing before the model is there."""
-        return worker.atlas
+    def atlas(model: Any) -> str | None:
+        """Every code decoded alone, as a data URL; nothing before the model is there, nor for another one's line."""
+        return worker.atlas if not model or model == stage.model_line(worker.about) else None
 
     def trace(run: Any) -> str | None:
         """The whole trace of a finished run, as JSON text; nothing where it is not kept."""

@@ -134,10 +134,16 @@ def bound_preview() -> gr.HTML:
     return component(_BOUND, "Lantern.boundPreview(element, () => trigger('settle'))", "bound-preview")
 
 
-def chips(examples: list[tuple[str, str]]) -> gr.HTML:
+def words(name: str) -> gr.HTML:
+    """A line of help whose value is {"text": …}, and "model" where the header is to name another one."""
+    line = '<p class="help" role="status" aria-live="polite"></p>'
+    return component(line, "Lantern.words(element, props, watch)", name)
+
+
+def chips(examples: list[tuple[str, str]], visible: bool = True) -> gr.HTML:
     """Example prompts with their pictures; `pick` fires with the chosen one as the value."""
     script = f"Lantern.chips(element, props, () => trigger('pick'), {json.dumps(examples)})"
-    return component('<div class="chips"><span class="help">Try</span></div>', script, "chips", "")
+    return component('<div class="chips"><span class="help">Try</span></div>', script, "chips", "", visible=visible)
 
 
 def header(model: str) -> gr.HTML:

@@ -11,7 +11,8 @@ from lanternpp.presets import offered
 from lanternpp.settings import BOUNDS, KNOBS, Settings, SettingsError
 from lanternpp.tree import PRESETS, Tree, shortened
 
-STYLES = {"3D": "3d", "Flat": "flat", "Classic": "classic"}
+AS_TYPED = "As typed"  # the only style of models that were not trained on the bundled one's captions
+STYLES = {"3D": "3d", "Flat": "flat", "Classic": "classic", AS_TYPED: ""}
 # Words that name a style in the training captions; a prompt that already holds one keeps it.
 STYLE_WORDS = ("3d", "fluent", "flat", "twitter style", "classic", "google style", "noto")
 
@@ -58,7 +59,7 @@ def caption(prompt: str, style: str) -> str:
         return prompt
     parts = [part.strip() for part in prompt.strip().split(",") if part.strip()]
     spoken = f" {' '.join(' '.join(parts).lower().split())} "
-    if not parts or any(f" {word} " in spoken for word in STYLE_WORDS):
+    if not parts or style == AS_TYPED or any(f" {word} " in spoken for word in STYLE_WORDS):
         return prompt.strip()
     at = len(parts) - 1 if len(parts) > 1 and parts[-1].lower().endswith("background") else len(parts)
     return ", ".join([*parts[:at], STYLES[style], *parts[at:]])
@@ -132,10 +133,19 @@ def from_query(query: Mapping[str, str], codes: int | None = None) -> dict[str, 
     return values
 
 
-def opening(defaults: Mapping[str, object]) -> dict[str, object]:
+def opening(defaults: Mapping[str, object], styled: bool = True) -> dict[str, object]:
     """The page's values as it opens: the schema's defaults, and the model's own over them."""
     values = {name: knob.default for name, knob in KNOBS.items()} | dict(defaults)
-    page = {"style": "3D", "branching": "3, 2, 1, 1", "lam": values["bound"], "delta": BOUNDS["lantern"].default}
+    page = {
+        "style": "3D" if styled else AS_TYPED,
+        "branching": "3, 2, 1, 1",
+        "lam": values["bound"],
+        "delta": BOUNDS["lantern"].default,
+    }
+    if values["method"] not in METHODS:  # plain AR is always there, as the baseline
+        values["method"] = KNOBS["method"].default
+    if not (isinstance(values["tree"], str) and values["tree"] in PRESETS and PRESETS[values["tree"]].nodes):
+        page |= {"tree": CUSTOM, "branching": str(values["tree"])}
     return {name: page[name] if name in page else values[name] for name in PAGE}
 
 

@@ -42,7 +42,7 @@ def again(worker: Worker, visitor: str, values: tuple, settings: Settings) -> It
     """Decode the method again after a knob moved, beside the kept baseline; where none is kept, say what to press."""
     if worker.adopt(visitor, settings):
         return
-    if params.baseline_key(settings) not in worker.baselines:
+    if worker.baseline(visitor, settings) is None:
         yield aside(hint="Press Generate to paint with these settings."), settings
         return
     yield from _play(worker, Job(visitor, [settings.baseline(), settings], keep=True), values, settings)
@@ -59,8 +59,10 @@ def measure(worker: Worker, visitor: str, values: tuple, settings: Settings) -> 
         match event:
             case ("progress", progress):
                 value["measuring"] = {"done": progress.done, "total": progress.total}
+            case ("model", described):
+                about = described
             case ("pairs", result):
-                value |= {"measuring": None, "pairs": stage.pairs(result, settings, worker.about)}
+                value |= {"measuring": None, "pairs": stage.pairs(result, settings, about)}
             case ("stopped", _):
                 value |= {"measuring": None, "note": "Stopped, so nothing was measured"}
             case ("error", text):
@@ -84,7 +86,6 @@ def _play(worker: Worker, job: Job, values: tuple, settings: Settings) -> Iterat
     yield value, settings
     traces: list[Any] = [None, None]
     for event in events(worker, job):
-        value |= {"grid": worker.about.get("grid"), "model": stage.model_line(worker.about)} if worker.about else {}
         fold(value, traces, event)
         if event[0] == "tick" and job.lane < 0:
             _wait_note(worker, job, value, began)
@@ -102,12 +103,14 @@ def fold(value: dict, traces: list, event: tuple) -> None:
     """Fold one event of a job into the stage's value, in place."""
     lanes = value["lanes"]
     match event:
+        case ("model", about):
+            value |= {name: about[name] for name in ("grid", "row_tokens")} | {"model": stage.model_line(about)}
         case ("lane", index, settings, kept):
             value |= {"state": "running", "note": ""}
             lanes[index] = stage.new_lane(settings.method, "running")
             lanes[index]["kept"] = kept
         case ("step", index, step):
-            stage.add_step(lanes[index], step)
+            stage.add_step(lanes[index], step, value)
         case ("done", index, output):
             kept = lanes[index].get("kept", False)
             lanes[index] = stage.lane_of(output.trace, output.images[0])
@@ -123,7 +126,7 @@ def fold(value: dict, traces: list, event: tuple) -> None:
             value |= {"state": "failed", "error": {"field": "", "text": text}}
             for lane in lanes:
                 if lane["state"] != "done":
-                    lane |= {"state": "failed", "note": text, "tokens": [], "counts": [], "ends": []}
+                    lane |= {"state": "failed", "note": text, "tokens": [], "counts": [], "painted": [], "ends": []}
 
 
 def _wait_note(worker: Worker, job: Job, value: dict, began: float) -> None:

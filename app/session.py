@@ -1,17 +1,20 @@
 """The worker: one thread that owns the model. Handlers hand it jobs and read what happens from the job's queue."""
 
+import gc
 import itertools
 import logging
 import queue
+import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.params import baseline_key
 from app.stage import data_url
-from lanternpp.settings import Settings
+from lanternpp.checkpoints import ModelError, size
+from lanternpp.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +23,7 @@ KEPT_RUNS = 96  # finished runs, for downloads and figures
 KEPT_EVENTS = 12_000  # of all finished runs together: those of a wide tree hold some 20 kB each
 KEPT_BASELINES = 32
 KEPT_DETAILS = 12  # of finished runs; those of a wide tree hold some 10 MB each
+VISITORS = 4096  # whose chosen models are remembered
 
 
 class Busy(RuntimeError):
@@ -28,7 +32,10 @@ class Busy(RuntimeError):
 
 @dataclass(eq=False)
 class Job:
-    """One visitor's request: settings decoded one after the other, each alone, or `pairs` measured pairs of them."""
+    """One visitor's request: settings decoded one after the other, each alone, or `pairs` measured pairs of them.
+
+    Without settings it only loads the visitor's model.
+    """
 
     visitor: str
     settings: list[Settings]
@@ -40,6 +47,7 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
     replaced: bool = False  # by the same visitor's next job
     lane: int = -1  # the one being decoded
+    model: str = ""  # the visitor's; "" is the one that the app starts with
 
 
 class Bounded(OrderedDict):
@@ -57,11 +65,17 @@ class Bounded(OrderedDict):
 
 
 class Worker:
-    """Loads the model, then runs jobs in turn: first those of the visitor who was served longest ago."""
+    """Loads the model, then runs jobs in turn: first those of the visitor who was served longest ago.
 
-    def __init__(self, load: Callable[[], Any], size: str = ""):
+    One model is in memory at a time. `models` are the others that a visitor may choose, as app.catalogue describes
+    them; a job that needs another than the loaded one unloads that first.
+    """
+
+    def __init__(self, load: Callable[[], Any], size: str = "", models: Mapping[str, Any] | None = None):
         self.size = size  # of the weights, to be told while they load
-        self._load = load
+        self._load, self.models = load, models or {}
+        self.chosen: Bounded = Bounded(VISITORS)  # model by visitor
+        self.loaded = ""  # which of the models `pipe` is
         self._lock = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._served: dict[str, int] = {}
@@ -84,6 +98,7 @@ class Worker:
 
     def submit(self, job: Job, replace: bool = True) -> None:
         """Queue a job; by default it replaces what the same visitor still has waiting or running."""
+        job.model = self.chosen.get(job.visitor, "")
         with self._lock:
             if sum(not (replace and other.visitor == job.visitor) for other in self._jobs) >= WAITING:
                 raise Busy("Too many runs are waiting already; try again in a minute.")
@@ -119,6 +134,10 @@ class Worker:
         """How many jobs come before this one, as the turns are now."""
         with self._lock:
             return list(self._turns()).index(job) + (self.running is not None) if job in self._jobs else 0
+
+    def baseline(self, visitor: str, settings: Settings) -> Any:
+        """The baseline kept from an earlier run of the visitor's model; None where there is none."""
+        return self.baselines.get((self.chosen.get(visitor, ""), baseline_key(settings)))
 
     def output(self, run: str) -> Any:
         """A finished or recorded run by its id; None where it is not kept."""
@@ -174,9 +193,11 @@ class Worker:
         while True:
             job = self._next()
             try:
-                if not self._ensure():
+                if not self._ensure(job.model):
                     job.events.put(("error", self.failure))
-                elif job.pairs:
+                    continue
+                job.events.put(("model", self.about))
+                if job.pairs:
                     self._measure(job)
                 elif job.inspect:
                     self._inspect(job)
@@ -184,6 +205,8 @@ class Worker:
                     self._race(job)
             except Stopped:
                 job.events.put(("stopped", max(0, job.lane)))
+            except (SettingsError, ModelError) as error:  # a sentence already
+                job.events.put(("error", str(error)))
             except Exception as error:  # a visitor's run must never end the worker
                 log.exception("run %d failed", job.number)
                 job.events.put(("error", f"The run failed: {one_line(error)}"))
@@ -192,25 +215,48 @@ class Worker:
                     self.running = None
                 job.events.put(("end",))
 
-    def _ensure(self) -> bool:
-        """Load the model where it is not there yet; what was unreadable once is tried again by the next job."""
+    def _ensure(self, model: str = "") -> bool:
+        """Load the model where it is not there yet; what was unreadable once is tried again by the next job.
+
+        Another one is unloaded first, but not for a model whose files or memory are known to be missing.
+        """
+        if self.pipe is not None and self.loaded == model:
+            return True
+        try:
+            if model:
+                self.models[model].check(held(self.pipe))
+            self._unload()
+            pipe = self.models[model].load(self._told) if model else self._load()
+            self.atlas = data_url(pipe.atlas())
+            self._prepare(pipe)
+            self.about = pipe.describe()
+            self.pipe, self.loaded, self.failure = pipe, model, None
+        except ModelError as error:
+            log.warning("the model could not be loaded: %s", error)
+            self.failure = str(error)
+        except Exception as error:
+            log.exception("the model could not be loaded")
+            self.failure = f"The model could not be loaded: {one_line(error)}"
+        return self.pipe is not None and self.loaded == model
+
+    def _unload(self) -> None:
+        """Give the loaded model's memory back."""
         if self.pipe is None:
-            try:
-                pipe = self._load()
-                self.atlas = data_url(pipe.atlas())
-                self._prepare(pipe)
-                self.about = pipe.describe()
-                self.pipe, self.failure = pipe, None
-            except Exception as error:
-                log.exception("the model could not be loaded")
-                self.failure = f"The model could not be loaded: {one_line(error)}"
-        return self.pipe is not None
+            return
+        self.pipe, self.atlas, self.about, self.size, self.failure = None, None, {}, "", None
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def _told(self, done: int, total: int) -> None:
+        self.size = f", {done / 1e9:.1f} of {total / 1e9:.1f} GB"
 
     def _prepare(self, pipe: Any) -> None:
         """What only a first run pays is no part of a measurement: pixels, the neighbours' table, both lanes' steps."""
         self._warm.clear()
         pipe.decode_pixels([0])
-        settings = pipe.check(prompt="warm up")
+        settings = pipe.check(prompt=warm_up_prompt(pipe))
         self._warm_up(pipe, settings.baseline())
         if pipe.bundle.drafter is not None:  # without one only the baseline can be decoded
             _ = pipe.neighbours
@@ -221,7 +267,7 @@ class Worker:
         kind = (settings.tree.parents, settings.cfg_scale != 1)
         if kind in self._warm:
             return
-        stream = pipe.stream(replace(settings, prompt="warm up"))
+        stream = pipe.stream(replace(settings, prompt=warm_up_prompt(pipe)))
         for _ in itertools.islice(stream, 3):
             pass
         stream.close()
@@ -231,7 +277,7 @@ class Worker:
         for lane in range(len(job.settings)):
             with self._lock:
                 job.lane, settings = lane, job.settings[lane]
-            key = baseline_key(settings)
+            key = job.model, baseline_key(settings)
             kept = self.baselines.get(key) if job.keep and settings.method == "ar" else None
             job.events.put(("lane", lane, settings, kept is not None))
             output = kept or self._decode(job, lane, settings)
@@ -266,6 +312,20 @@ class Worker:
             job.events.put(("error", str(error)))
 
 
+def warm_up_prompt(pipe: Any) -> str:
+    """A prompt that the model reads, where not every text is one."""
+    return getattr(pipe.bundle.text, "example", "warm up")
+
+
+def held(pipe: Any) -> int:
+    """Bytes of a loaded model's weights."""
+    if pipe is None:
+        return 0
+    bundle = pipe.bundle
+    parts = (bundle.target, bundle.drafter, bundle.tokenizer, getattr(bundle.text, "encoder", None))
+    return sum(size(part, next(part.parameters()).dtype) for part in parts if part is not None)
+
+
 def follow(job: Job, stream: Iterator[Any], *kind: Any) -> Any:
     """Put all that a stream yields into the job's queue as events of a kind; returns the stream's value."""
     while True:
@@ -285,6 +345,11 @@ class Stoppable:
 
     pipe: Any
     job: Job
+
+    @property
+    def bundle(self) -> Any:
+        """The pipeline's own."""
+        return self.pipe.bundle
 
     def decode_pixels(self, tokens: list[int]) -> Any:
         """The pipeline's own."""

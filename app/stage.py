@@ -9,7 +9,7 @@ from PIL import Image
 
 from app import params
 from lanternpp.settings import METHODS, Settings
-from lanternpp.trace import Trace
+from lanternpp.trace import Trace, pictured
 
 TESTED = {"a": "strict", "x": "pooled", "r": "rejected"}
 
@@ -46,15 +46,21 @@ def new_lane(method: str, state: str = "empty") -> dict[str, Any]:
         "note": "",
         "tokens": [],
         "counts": [],
+        "painted": [],
         "ends": [],
     }
 
 
-def add_step(lane: dict[str, Any], event: Any) -> None:
-    """Fold one step event into a lane, in place: the lists only grow, so that a yield sends what is new."""
+def add_step(lane: dict[str, Any], event: Any, about: dict[str, Any]) -> None:
+    """Fold one step event into a lane, in place: the lists only grow, so that a yield sends what is new.
+
+    `about` tells where rows end: the tokens that say so are counted, but not painted.
+    """
+    codes = pictured(event, about)
     lane["state"] = "running"
-    lane["tokens"] += [int(token) for token in event.tokens]
+    lane["tokens"] += [int(token) for token in codes]
     lane["counts"].append(len(event.tokens))
+    lane["painted"].append(len(codes))
     lane["ends"].append(round(event.seconds, 4))
 
 
@@ -80,7 +86,7 @@ def lane_of(trace: Trace, image: Image.Image) -> dict[str, Any]:
     """A finished run as a lane."""
     lane = new_lane(trace.header["method"])
     for event in trace.events:
-        add_step(lane, event)
+        add_step(lane, event, trace.header)
     finish(lane, trace, image)
     return lane
 

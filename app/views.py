@@ -2,11 +2,11 @@
 
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import gradio as gr
 
-from app import api, html, params, race, record, stage, widgets
+from app import api, html, params, picker, race, record, stage, widgets
+from app.catalogue import Choice
 from app.session import Worker
 
 EXAMPLES = ("red apple", "owl", "sailboat", "sunflower", "fox", "castle", "mushroom", "hatching chick")
@@ -18,11 +18,12 @@ def visitor(request: gr.Request | None) -> str:
 
 
 def race_view(
-    demo: gr.Blocks, worker: Worker, recordings: list[record.Recorded], about: dict[str, Any]
+    demo: gr.Blocks, worker: Worker, recordings: list[record.Recorded], choices: dict[str, Choice], start: str
 ) -> dict[str, gr.Component]:
     """The Race tab: prompt and stage, the rail of knobs, the maps, the downloads. Returns its knobs."""
     recorded = recordings[0] if recordings else None
-    opening = params.opening(about["defaults"])
+    about, styled = choices[start].about, choices[start].styled
+    opening = params.opening(about["defaults"], styled) | dict(zip(("prompt",), choices[start].examples, strict=False))
     if recorded:
         opening |= recorded.page()
     thumbnails = {each.prompt: each.thumbnail() for each in recordings}
@@ -30,18 +31,20 @@ def race_view(
     with gr.Row(elem_id="layout"):
         with gr.Column(elem_id="stage-column"):
             with gr.Row(elem_id="promptline"):
-                knobs = widgets.prompt(opening)
+                knobs = widgets.prompt(opening, styled)
                 go = gr.Button("Generate", variant="primary", elem_id="generate")
                 stop = gr.Button("Stop", interactive=False, elem_id="stop")
-            chips = html.chips([(text, thumbnails.get(text, "")) for text in EXAMPLES])
+            chips = html.chips([(text, thumbnails.get(text, "")) for text in EXAMPLES], visible=styled)
             first = recorded.stage() if recorded else stage.empty_stage()
             board = html.race_stage(first, api.server_functions(worker, "atlas"))
         with gr.Column(elem_id="rail"):
+            models, note = picker.model_picker(choices, start)
             rail, bound, dice = widgets.rail(opening, about.get("codes"))
     html.accepted_length_maps()
     html.downloads(api.server_functions(worker, "trace", "figure"))
     knobs = {name: (knobs | rail)[name] for name in params.PAGE}
 
+    picker.wire(demo, worker, choices, models, note, knobs, chips, visitor)
     inputs = list(knobs.values())
     outputs = [board, knobs["seed"], stop]
 

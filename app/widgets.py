@@ -10,8 +10,8 @@ from lanternpp.settings import BOUNDS, KNOBS, Knob
 from lanternpp.tree import MAX_DEPTH, MAX_NODES, Tree
 
 
-def prompt(opening: dict[str, Any]) -> dict[str, gr.Component]:
-    """Prompt and style."""
+def prompt(opening: dict[str, Any], styled: bool = True) -> dict[str, gr.Component]:
+    """Prompt and, for a model that reads one, style."""
     box = gr.Textbox(
         opening["prompt"],
         label="Prompt",
@@ -22,7 +22,12 @@ def prompt(opening: dict[str, Any]) -> dict[str, gr.Component]:
         html_attributes=gr.InputHTMLAttributes(autocomplete="off", spellcheck=False),
     )
     style = gr.Dropdown(
-        list(params.STYLES), value=opening["style"], label="Style", elem_id="knob-style", filterable=False
+        list(params.STYLES),
+        value=opening["style"],
+        label="Style",
+        elem_id="knob-style",
+        filterable=False,
+        visible=styled,
     )
     return {"prompt": box, "style": style}
 

@@ -202,8 +202,8 @@ Lantern.heat = (context, width, values, grid, color, picture) => {
 /* ---- one run on a clock ---- */
 Lantern.timeline = lane => {
   let total = 0;
-  const until = lane.counts.map(count => total += count);
-  const from = until.map((end, i) => end - lane.counts[i]);
+  const until = lane.painted.map(count => total += count);        // row ends are tokens that nothing is painted of
+  const from = until.map((end, i) => end - lane.painted[i]);
   const seconds = lane.summary ? lane.summary.seconds : (lane.ends.at(-1) || 0);
   const stepAt = t => {
     let low = 0, high = lane.ends.length;

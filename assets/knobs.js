@@ -205,6 +205,17 @@ Lantern.boundPreview = (element, trigger) => {
   draw();
 };
 
+/* ---- a line that the server writes, such as how far a model is loaded ---- */
+Lantern.words = (element, props, watch) => {
+  const show = () => {
+    const { text = '', model = '' } = props.value || {};
+    Lantern.say(element.querySelector('p'), text);
+    if (model) Lantern.emit('model', model);
+  };
+  watch('value', show);
+  show();
+};
+
 /* ---- examples, and the sentence under the prompt ---- */
 Lantern.chips = (element, props, trigger, examples) => {
   const row = element.querySelector('.chips');
@@ -234,7 +245,7 @@ Lantern.fieldError = error => {
   const note = Lantern.make('p', 'note err field-error', error.text);
   note.setAttribute('role', 'alert');
   if (field) field.append(note);
-  else document.querySelector('#chips .chips').before(note);
+  else document.getElementById('promptline').after(note);        // the chips may be hidden
   const input = (field || document.getElementById('knob-prompt')).querySelector('input, textarea');
   if (input && error.field) input.setAttribute('aria-invalid', 'true');
 };

@@ -9,7 +9,7 @@ Lantern.maps = element => {
   /* lengths[i]: how many tokens the step of token i committed */
   const read = ({ lane, picture, typed, grid, recorded }) => {
     const line = Lantern.timeline(lane), lengths = [], steps = [];
-    lane.counts.forEach((count, step) => { for (let i = 0; i < count; i++) { lengths.push(count); steps.push(step); } });
+    lane.counts.forEach((count, step) => { for (let i = 0; i < lane.painted[step]; i++) { lengths.push(count); steps.push(step); } });
     const title = `${lane.label}${lane.method === 'ar' ? '' : `, tree ${lane.tree}`}${recorded ? ', recorded' : ''} · ${typed[0]}, seed ${lane.settings.seed}`;
     return { id: lane.run, lane, picture, line, lengths, steps, grid, title };
   };
@@ -45,8 +45,8 @@ Lantern.maps = element => {
       else Lantern.heat(context, width, run.lengths, run.grid, Lantern.lengthColor, over === 'Map alone' ? null : run.picture);
       if (cell >= 0 && active === i) {
         const step = run.steps[cell];
-        Lantern.cells(context, width / run.grid, run.grid, run.line.from[step], run.lane.counts[step], '#000', 4.5);
-        Lantern.cells(context, width / run.grid, run.grid, run.line.from[step], run.lane.counts[step], '#fff', 2.5);
+        Lantern.cells(context, width / run.grid, run.grid, run.line.from[step], run.lane.painted[step], '#000', 4.5);
+        Lantern.cells(context, width / run.grid, run.grid, run.line.from[step], run.lane.painted[step], '#fff', 2.5);
       }
     });
     const point = (next, focus) => { cell = next; active = i; draw(); tip(focus); };

@@ -4,7 +4,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
   const part = name => element.querySelector(`[data-part="${name}"]`);
   const figures = [...element.querySelectorAll('.lane')];
   const grid = () => run.grid || 16;
-  let run = props.value, typed = null, t = 0, playing = false, rate = 1, last = 0, atlas = null, announced = '', refused = 0;
+  let run = props.value, typed = null, t = 0, playing = false, rate = 1, last = 0, atlas = null, atlasOf = '', announced = '', refused = 0;
   const painters = figures.map(() => ({ canvas: null, done: 0, picture: null, source: '' }));
 
   /* ---- the value: partial ones (a measurement) leave the lanes as they are; late ones of an old run are dropped.
@@ -19,7 +19,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
       painters.forEach(painter => Object.assign(painter, { canvas: null, done: 0, picture: null, source: '' }));
       playing = false;
     }
-    if (!atlas && run.state === 'running') fetchAtlas();
+    if (run.model && run.model !== atlasOf && run.state === 'running') fetchAtlas(run.model);
     if (run.state === 'done' && before.state !== 'done') finish(before.serial === run.serial);
     run.lanes.forEach((lane, i) => loadPicture(lane, painters[i]));
     Lantern.fieldError(run.error);
@@ -32,12 +32,15 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     const again = run.lanes[0].kept;                             // after a knob moved the pictures stay, the race was seen
     if (live && !again && !Lantern.still()) setTimeout(() => run.state === 'done' && t >= end() && play(), 1200);
   };
-  const fetchAtlas = async () => {
-    atlas = 'asked';
+  const fetchAtlas = async model => {
+    [atlas, atlasOf] = [null, model];
+    let found = null;
     try {
-      const source = await server.atlas('');
-      atlas = source ? await Lantern.image(source) : null;
-    } catch { atlas = null; }
+      const source = await server.atlas(model);
+      found = source ? await Lantern.image(source) : null;
+    } catch { /* asked again with the next value */ }
+    if (atlasOf !== model) return;                                // another model has taken its place meanwhile
+    [atlas, atlasOf] = [found, found ? model : ''];
     draw();
   };
   const loadPicture = async (lane, painter) => {
@@ -80,7 +83,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     const lane = run.lanes[i], line = Lantern.timeline(lane), n = paintedTokens(lane, line);
     const step = done() ? line.stepAt(t) : lane.counts.length - 1;
     const live = n && (done() ? t < line.seconds - 0.03 : lane.state === 'running');
-    return { n, fresh: live ? lane.counts[Math.max(0, step)] : 0 };
+    return { n, fresh: live ? lane.painted[Math.max(0, step)] : 0 };
   };
   const redraws = figures.map((figure, i) => Lantern.canvas(figure.querySelector('canvas'), (context, width) => {
     const { n, fresh } = painted(i), lane = run.lanes[i];
@@ -99,7 +102,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     else if (now === 'running' || now === 'stopped') {
       const longest = Math.max(...run.lanes.map(lane => lane.ends.at(-1) || 0));
       Lantern.tracks(context, width, height, run.lanes, 0, Math.max(8, Math.ceil(longest * 1.15)));
-    } else Lantern.tracks(context, width, height, run.lanes.map(lane => ({ ...lane, state: '', summary: null, ends: [], counts: [] })), 0, 8);
+    } else Lantern.tracks(context, width, height, run.lanes.map(lane => ({ ...lane, state: '', summary: null, ends: [], counts: [], painted: [] })), 0, 8);
   });
 
   /* ---- words and numbers ---- */

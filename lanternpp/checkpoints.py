@@ -83,10 +83,11 @@ def check(recipe: Recipe, weights: Weights, ignored: Callable[[str], bool] = lam
 
 
 def fill(module: nn.Module, recipe: Recipe, weights: Weights, dtype: torch.dtype | Callable[[str], torch.dtype],
-         device: torch.device | str = "cpu", ignored: Callable[[str], bool] = lambda key: False) -> nn.Module:
+         device: torch.device | str = "cpu", ignored: Callable[[str], bool] = lambda key: False,
+         told: Callable[[int], None] = lambda count: None) -> nn.Module:
     """Load weights into a module, best one built on the meta device, and switch it to evaluation mode.
 
-    dtype is that of all tensors, or of the tensor of each name. ModelError as `check`.
+    dtype is that of all tensors, or of the tensor of each name; told(bytes) after each tensor. ModelError as `check`.
     """
     own = module.state_dict()
     if own.keys() != recipe.keys():
@@ -98,6 +99,7 @@ def fill(module: nn.Module, recipe: Recipe, weights: Weights, dtype: torch.dtype
         state[key] = torch.empty(own[key].shape, dtype=kind, device=device)
         for piece, place in zip(pieces, state[key].chunk(len(pieces)), strict=True):
             place.copy_(piece.taken(_read(weights, piece.key)).reshape(place.shape))
+        told(state[key].nbytes)
     module.load_state_dict(state, assign=True)
     for part in module.modules():
         if hasattr(part, "rebuild"):  # tables that are computed, not stored
@@ -199,9 +201,9 @@ def free_memory(device: torch.device) -> int:
         return free
 
 
-def need_memory(what: str, needed: int, device: torch.device) -> None:
-    """ModelError unless `needed` bytes are free on the device."""
-    free = free_memory(device)
+def need_memory(what: str, needed: int, device: torch.device, freed: int = 0) -> None:
+    """ModelError unless `needed` bytes are free on the device, or will be when `freed` bytes are given back."""
+    free = free_memory(device) + freed
     if needed > free:
         where = "the GPU" if device.type == "cuda" else "this machine"
         raise ModelError(f"{what} needs {needed / 1e9:.1f} GB and {where} has {free / 1e9:.1f} GB free: unload other "

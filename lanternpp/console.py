@@ -18,7 +18,7 @@ def add_knobs(parser: argparse.ArgumentParser) -> None:
             what += f" From {knob.low:g} to {knob.high:g}." if knob.low is not None else ""
             parser.add_argument(f"--{name.replace('_', '-')}", metavar=name.upper(), default=None,
                                 help=f"{knob.help}{what}".replace("%", "%%"))
-    parser.add_argument("--model", type=Path, default=None, help="folder of a model; the bundled one if left out")
+    parser.add_argument("--model", type=Path, default=None, help="name or folder of a model; else the bundled one")
 
 
 def chosen(args: argparse.Namespace) -> dict[str, object]:
@@ -28,7 +28,8 @@ def chosen(args: argparse.Namespace) -> dict[str, object]:
 def load(args: argparse.Namespace):
     from .pipeline import LanternPipeline
 
-    return LanternPipeline.from_pretrained(args.model)
+    return LanternPipeline.from_pretrained(args.model, progress=lambda done, total: bar(
+        done >> 20, total >> 20, f"MiB of {args.model}"))
 
 
 def say(text: str) -> None:

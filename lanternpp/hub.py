@@ -90,19 +90,21 @@ def save_bundle(bundle: Bundle, folder: str | Path, dtype: torch.dtype = torch.b
 
 
 def load_bundle(where: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu",
-                text_device: torch.device | str | None = None, drafter: bool = True) -> Bundle:
+                text_device: torch.device | str | None = None, drafter: bool = True,
+                progress: Callable[[int, int], None] | None = None) -> Bundle:
     """A model by its name in MODELS, by its target's name on the hub, or from a folder; ModelError, one sentence.
 
     A folder is one of save_bundle's, or holds a config.json such as {"format": "lanternpp/published", "model":
     "llamagen-t2i-256"} and any of the folders target, text, tokenizer and drafter. text_device keeps a published text
-    encoder elsewhere than the rest, such as in main memory; drafter=False leaves the drafter out.
+    encoder elsewhere than the rest, such as in main memory; drafter=False leaves the drafter out; progress(done, total)
+    is told the bytes of a published model's weights as they are read.
     """
     device, text_device = torch.device(device), torch.device(text_device or device)
     for spec in MODELS.values():
         chosen = [source for source in spec.targets if source.file is None and source.repo == str(where)]
         if chosen or spec.name == str(where):
             spec = replace(spec, targets=tuple(chosen) or spec.targets)
-            parts = published.load(spec, dtype, device, None, text_device, drafter)
+            parts = published.load(spec, dtype, device, None, text_device, drafter, progress)
             return Bundle(spec.title, words=None, defaults=dict(spec.defaults), **parts)
     folder = Path(where)
     if not (folder / "config.json").exists():
@@ -113,7 +115,7 @@ def load_bundle(where: str | Path, dtype: torch.dtype, device: torch.device | st
     except Exception as error:
         raise ModelError(_unreadable(folder, error)) from error
     if config.get("format") == published.FORMAT:
-        return _load_like_published(folder, config, dtype, device, text_device, drafter)
+        return _load_like_published(folder, config, dtype, device, text_device, drafter, progress)
     return _load_own(folder, config, dtype, device)
 
 
@@ -123,7 +125,8 @@ def _unreadable(folder: Path, error: Exception) -> str:
 
 
 def _load_like_published(folder: Path, config: dict, dtype: torch.dtype, device: torch.device,
-                         text_device: torch.device, drafter: bool) -> Bundle:
+                         text_device: torch.device, drafter: bool,
+                         progress: Callable[[int, int], None] | None) -> Bundle:
     name = config.get("model")
     if name not in MODELS:
         raise ModelError(f"The config.json in {folder} names the model {name!r}: use one of {', '.join(MODELS)}.")
@@ -131,7 +134,7 @@ def _load_like_published(folder: Path, config: dict, dtype: torch.dtype, device:
         spec = published.read_spec(MODELS[name], config)
     except (TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"The config.json in {folder} cannot be used: {error}.") from error
-    parts = published.load(spec, dtype, device, folder, text_device, drafter)
+    parts = published.load(spec, dtype, device, folder, text_device, drafter, progress)
     return Bundle(config.get("name", spec.title), words=None, **parts,
                   defaults={**spec.defaults, **config.get("defaults", {})})
 

@@ -80,8 +80,8 @@ class LanternPipeline:
                         dtype: torch.dtype | None = None, **how: object) -> LanternPipeline:
         """Load a published model by name, or a folder (see hub.load_bundle); the bundled model if no path is given.
 
-        The device is a GPU where there is one. how: text_device, drafter, as in hub.load_bundle. Raises hub.ModelError,
-        one sentence, if a file is missing or unreadable or memory is short.
+        The device is a GPU where there is one. how: text_device, drafter, progress, as in hub.load_bundle. Raises
+        hub.ModelError, one sentence, if a file is missing or unreadable or memory is short.
         """
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         where = path if path is not None else hub.BUNDLED
@@ -97,6 +97,7 @@ class LanternPipeline:
         target = self.bundle.target
         return {
             "model": self.bundle.name, "grid": target.config.grid, "codes": target.config.codes,
+            "row_tokens": target.config.image_tokens // target.config.grid,
             "image_size": target.config.grid * self.bundle.tokenizer.config.pixels_per_code,
             "device": device_name(target.device), "dtype": str(target.dtype).removeprefix("torch."), "mode": "eager",
             "threads": torch.get_num_threads(), "torch": torch.__version__,
@@ -159,7 +160,7 @@ class LanternPipeline:
         drafts = settings.tree.nodes > 0
         if drafts and self.bundle.drafter is None:
             raise SettingsError("method", f"The model {self.bundle.name} has no drafter, so it cannot draft a tree: "
-                                          "use the method ar.")
+                                          "use the method ar, or `python -m lanternpp train drafter`.")
         relaxed = drafts and not settings.relaxation.strict
         return kind(self.bundle.target, self.drafter if drafts else None, settings.tree, settings.relaxation,
                     settings.sampling, self.neighbours if relaxed else None, guided=settings.cfg_scale != 1,

@@ -243,11 +243,12 @@ def text_size(folder: Path, dtype: torch.dtype, remedy: str) -> int:
 
 
 def load(spec: ModelSpec, dtype: torch.dtype, device: torch.device, root: Path | None = None,
-         text_device: torch.device | None = None, drafter: bool = True) -> dict[str, object]:
+         text_device: torch.device | None = None, drafter: bool = True,
+         progress: Callable[[int, int], None] | None = None) -> dict[str, object]:
     """target, drafter (None if there is none), tokenizer and text of a published model.
 
     Weights go to the device one by one, the text encoder to text_device. Every part is found and checked, and so is
-    free memory, before any is read. ModelError, one sentence.
+    free memory, before any is read. progress(done, total): bytes of weights. ModelError, one sentence.
     """
     found = {"target": locate("target", spec.targets, root), "tokenizer": locate("tokenizer", (spec.tokenizer,), root)}
     if spec.text:
@@ -263,8 +264,17 @@ def load(spec: ModelSpec, dtype: torch.dtype, device: torch.device, root: Path |
     for place, count in needed.items():
         need_memory(spec.title, count, place)
     loaded: dict[str, object] = {"drafter": None, "text": _prompt(spec, found, shape, dtype, text_device)}
+    total, done = sum(size(job.module, job.dtype) for job in jobs.values()), 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
     for name, job in jobs.items():
-        loaded[name] = fill(job.module, job.recipe, job.weights, job.dtype, device, job.ignored).requires_grad_(False)
+        loaded[name] = fill(job.module, job.recipe, job.weights, job.dtype, device, job.ignored, told
+                            ).requires_grad_(False)
     return loaded
 
 

@@ -39,6 +39,8 @@ class WordPrompt:
 class ClassPrompt:
     """An ImageNet class by name, part of a name that no other class has, or number (1,)."""
 
+    example = "golden retriever"
+
     def __init__(self, count: int = 1000):
         self.count = count
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -83,8 +84,8 @@ class Trace:
         }
 
     def accepted_map(self) -> list[int]:
-        """For each token of the picture, how many tokens its step committed (raster order)."""
-        return [event.accepted for event in self.events for _ in event.tokens]
+        """For each token of the picture, how many tokens its step committed (raster order, without row ends)."""
+        return [event.accepted for event in self.events for _ in pictured(event, self.header)]
 
     def to_json(self) -> str:
         return json.dumps({"schema": SCHEMA, "run_id": self.run_id, "header": self.header, "seconds": self.seconds,
@@ -108,6 +109,18 @@ class Trace:
     @classmethod
     def load(cls, path: str | Path) -> Trace:
         return cls.from_json(Path(path).read_text())
+
+
+def pictured(event: StepEvent, about: Mapping[str, object]) -> list[int]:
+    """The codes that a step painted: its tokens without row ends, which some models put after each row of the picture.
+
+    about: a trace's header or what a pipeline says of itself; its `row_tokens` is one more than `grid` in such a model.
+    """
+    side = about.get("grid")
+    row = about.get("row_tokens", side)
+    if row == side:
+        return list(event.tokens)
+    return [token for place, token in enumerate(event.tokens, event.position) if place % row < side]
 
 
 def _slim(event: dict) -> dict:

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import synthetic
 from playwright.sync_api import sync_playwright
 from serving import serve, toy_pipeline
 
-from app import MODEL, load_model, record
+from app import MODEL, catalogue, load_model, record
 from lanternpp.pipeline import run
 from lanternpp.settings import Settings
 
@@ -373,3 +374,29 @@ def test_the_bundled_model(visit):
         generate(page, "red apple, white background", timeout=400_000)
         check_speedup(page, demo)
         assert [sum(len(e.tokens) for e in trace.events) for trace in traces(page, demo)] == [256, 256]
+
+
+def test_another_model_is_chosen_and_paints(visit, tmp_path):
+    folder = synthetic.write(tmp_path / "lumina", "lumina")
+    with serve(toy_pipeline) as (url, demo):
+        demo.worker.models[str(folder)] = catalogue.of_folder(folder)
+        page = visit(url)
+        generate(page)
+        picker = page.get_by_role("combobox", name="Model")
+        option = page.get_by_role("option", name="Anole 7B (512 px), ")  # the list has its facts
+        picker.click()
+        option.wait_for()
+        option.click()
+        note = page.locator("#model-note [role=status]")
+        note.filter(has_text="hf download leloy/Anole").wait_for()
+        assert not page.is_visible("#knob-style") and not page.is_visible("#chips")
+        picker.click()
+        page.get_by_role("option", name="Lumina-mGPT 7B (768 px)", exact=True).click()
+        note.filter(has_text="Loaded in ").wait_for()
+        assert "Lumina" in page.inner_text(".top .model")
+        generate(page, "a red fox")
+        assert text(page, "hero").endswith("×")
+        for trace in traces(page, demo):
+            assert trace.header["model"].startswith("Lumina") and len(trace.tokens) == 20  # 16 codes, 4 row ends
+        painted = page.evaluate("window.Lantern.last.shown.lanes.map(lane => lane.tokens.length)")
+        assert painted == [16, 16]
