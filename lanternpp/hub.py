@@ -109,7 +109,7 @@ def load_bundle(where: str | Path, dtype: torch.dtype, device: torch.device | st
     folder = Path(where)
     if not (folder / "config.json").exists():
         raise ModelError(f"There is no model in {folder}: give a folder with a config.json made by save_pretrained, or "
-                         f"one of the names {', '.join(MODELS)}.")
+                         f"one of the {len(MODELS)} published models' names, such as {next(iter(MODELS))}.")
     try:
         config = dict(json.loads((folder / "config.json").read_text()))
     except Exception as error:
