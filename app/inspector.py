@@ -192,7 +192,7 @@ def whole(worker: Worker, run: Any) -> dict[str, Any] | None:
     out = {name: header[name] for name in ("method", "k", "bound", "gamma", "order", "temperature", "grid", "codes")}
     out |= {"id": run, "steps": steps, "image": stage.data_url(output.images[0]), "summary": stage.figures(trace),
             "parents": header["tree"]["parents"], "facts": stage.hardware(header), "name": stage.describe(header),
-            "places": None, "patches": None}
+            "recorded": bool(header.get("recorded")), "places": None, "patches": None}
     if detail is not None:
         for row, step in enumerate(steps):
             step |= {"u": rounded(detail.uniform[row]), "p": rounded(detail.target[row])}

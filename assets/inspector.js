@@ -16,8 +16,10 @@ Lantern.inspector = (element, props, watch, ask, server) => {
     run.children = run.parents.map((_, n) => run.parents.flatMap((parent, child) => (parent === n ? [child] : [])));
     run.depths = Lantern.layout(run.parents).depth;
     if (!stay) {
-      const start = run.steps.findIndex(each => each.verdicts.includes('x'));
-      cur = Lantern.clamp(place.step || (start < 0 ? 1 : start), 1, run.steps.length - 1);
+      // the step nearest the middle of the picture in which pooling decided, else any there
+      const off = each => Math.abs(each.at - run.grid ** 2 / 2) + (each.verdicts.includes('x') ? 0 : run.grid ** 2);
+      const start = run.steps.reduce((best, each, i) => (off(each) < off(run.steps[best]) ? i : best), 0);
+      cur = Lantern.clamp(place.step || start, 1, run.steps.length - 1);
       sel = place.node && place.node <= nodes() && step().drafted.length ? place.node : first();
       stop();
     }
@@ -110,7 +112,7 @@ Lantern.inspector = (element, props, watch, ask, server) => {
 
   /* ---- the drafted tree, its end (bonus or recovered token) as one more node ---- */
   const drawTree = () => {
-    const now = step(), drafted = now.drafted.length > 0, extra = now.ending === 'end' || !drafted ? -1 : run.parents.length;
+    const now = step(), drafted = now.drafted.length > 0, extra = now.ending === 'end' || (nodes() && !drafted) ? -1 : run.parents.length;
     const parents = extra < 0 ? run.parents : [...run.parents, now.path.at(-1) || 0];
     const tree = Lantern.layout(parents), width = part('wrap').clientWidth;
     if (!width) return;
@@ -159,7 +161,7 @@ Lantern.inspector = (element, props, watch, ask, server) => {
     svg.querySelectorAll('.node').forEach(group => group.addEventListener('click', () => pick(Number(group.dataset.n))));
     if (focused) svg.querySelector(`[data-n="${sel}"]`)?.focus({ preventScroll: true });
     redrawPatches();
-    part('tree-caption').textContent = `${run.patches ? 'Each square is what the token would paint there.' : 'Each square is the token’s code, painted alone.'} Line width: the drafter’s probability. Under each tested draft: q in grey, and the mass the target gives it, strict in blue, pooled in amber.`;
+    part('tree-caption').textContent = !nodes() ? 'Plain autoregression drafts nothing: each pass of the target samples one token.' : `${run.patches ? 'Each square is what the token would paint there.' : 'Each square is the token’s code, painted alone.'} Line width: the drafter’s probability. Under each tested draft: q in grey, and the mass the target gives it, strict in blue, pooled in amber.`;
   };
   const redrawPatches = Lantern.canvas(part('patches'), (context, width, height) => {
     context.clearRect(0, 0, width, height);
@@ -167,7 +169,7 @@ Lantern.inspector = (element, props, watch, ask, server) => {
     const now = step(), { tree, X, Y, size, extra, parents } = geometry;
     parents.forEach((_, n) => {
       const x = X(tree.depth[n]) - size / 2, y = Y(n) - size / 2, verdict = n && n !== extra ? now.verdicts[n - 1] || 'n' : '';
-      if (verdict === 'z' || (!now.drafted.length && n)) return;
+      if (verdict === 'z' || (verdict && !now.drafted.length)) return;
       context.globalAlpha = verdict === 'n' || verdict === '-' ? 0.5 : 1;
       if (!n) Lantern.placePatch(context, run, now.at - 1, x, y, size);
       else if (n === extra) Lantern.placePatch(context, run, now.at + now.path.length, x, y, size);

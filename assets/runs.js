@@ -117,8 +117,12 @@ Lantern.runOnView = (element, props, watch, ask, server, tab, show) => {
   /* Only a view that somebody looks at makes the worker decode. */
   const wish = () => {
     const run = kept.get(current);
-    if (!run || run.places || asked.has(current) || !element.offsetParent) return;
+    if (!run || run.places || !element.offsetParent || (asked.has(current) && !run.recorded)) return;
     asked.add(current);
+    if (run.recorded) {                                          // another machine's rounding would seldom give it again
+      say('This recorded run keeps its trace alone: no random numbers, no neighbours. Press Generate on the Race tab for a run that has them.');
+      return;
+    }
     props.value = { run: current };
     say('The run is decoded once more, untimed, to keep what its verdicts compared.');
     ask();
