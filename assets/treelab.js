@@ -193,7 +193,7 @@ Lantern.treeLab = (element, props, trigger, server) => {
       range.style.setProperty('--f', `${range.value / 8 * 100}%`);
     });
   };
-  let grown = { of: null, trees: [] };
+  let grown = { of: null };
   const figures = (text, nodes) => {
     const known = [...presetTexts, ...saved()], body = [{ label: 'This tree', text, root, here: true }, ...known];
     part('trees').replaceChildren(...body.map(each => {
@@ -209,10 +209,10 @@ Lantern.treeLab = (element, props, trigger, server) => {
     part('growth').replaceChildren();
     part('rates').replaceChildren();
     if (!group) return;
-    if (grown.of !== group) grown = { of: group, trees: Trees.growth(rate, limits) };
     const value = cost ? speedup : expected, [unit, title] = cost ? ['×', 'Predicted speedup against tree size'] : ['', 'Accepted length against tree size'];
     part('growth-title').textContent = title;
-    Trees.curve(part('growth'), grown.trees.map(value), known.map(each => ({ size: Trees.list(each.root).length - 1, value: value(each.root) })), { size: nodes, value: value(root) }, unit, title);
+    if (grown.of !== group || grown.cost !== cost) grown = { of: group, cost, values: Trees.growth(rate, limits).map(value) };
+    Trees.curve(part('growth'), grown.values, known.map(each => ({ size: Trees.list(each.root).length - 1, value: value(each.root) })), { size: nodes, value: value(root) }, unit, title);
     Trees.table(part('rates'), group);
   };
   /* ---- presets of this browser ---- */

@@ -8,7 +8,8 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 from serving import serve, toy_pipeline
-from test_browser import PROMPT, browser, overflow, state, visit, wait_state  # noqa: F401
+from test_browser import browser, overflow, visit, wait_state  # noqa: F401
+from test_browser import pytestmark as needs_chromium
 
 from app import record, treelab
 from lanternpp import presets
@@ -49,6 +50,12 @@ def tuned(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def client(site):
     return Client(site[0], verbose=False)
+
+
+def in_browser(test):
+    for mark in needs_chromium:
+        test = mark(test)
+    return test
 
 
 def refused(call, *args, **named) -> str:
@@ -110,7 +117,7 @@ def test_runs_of_one_rule_are_counted_together(outputs):
     assert group.json()["measured"]["3/2"]["runs"] == 2
 
 
-@pytest.mark.browser
+@in_browser
 def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
     url, demo = site
     page = visit(url, reduced_motion="reduce")
@@ -174,7 +181,7 @@ def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
     assert overflow(again) <= 0
 
 
-@pytest.mark.browser
+@in_browser
 def test_the_page_predicts_as_the_library_does(visit, site, tuned):  # noqa: F811
     url, demo = site
     page = visit(url, reduced_motion="reduce")
@@ -194,7 +201,7 @@ def test_the_page_predicts_as_the_library_does(visit, site, tuned):  # noqa: F81
         assert shown == pytest.approx(1000 * tuned.step(tree), abs=0.06)
 
 
-@pytest.mark.browser
+@in_browser
 def test_codes_are_picked_and_exchanged(visit, site):  # noqa: F811
     page = visit(site[0])
     page.click('#tabs [role="tab"]:has-text("Codebook")')
