@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import published
 from .checkpoints import ModelError, fill, open_weights, same_names
 from .drafter import Drafter, DrafterConfig
-from .models import MODELS
+from .models import MODELS, ModelSpec
 from .text import WordPrompt
 from .transformer import Transformer, TransformerConfig
 from .vq import CODEBOOK, Tokenizer, VQConfig
@@ -89,6 +89,33 @@ def save_bundle(bundle: Bundle, folder: str | Path, dtype: torch.dtype = torch.b
     bundle.words.save(str(folder / "captions.json"), pretty=False)
 
 
+def published_spec(where: str | Path) -> tuple[ModelSpec, Path | None, dict] | None:
+    """Spec, folder and config of a published model's name, hub id or folder; None for other folders.
+
+    ModelError if the folder's config names no model or does not fit one.
+    """
+    for spec in MODELS.values():
+        chosen = [source for source in spec.targets if source.file is None and source.repo == str(where)]
+        if chosen or spec.name == str(where):
+            return replace(spec, targets=tuple(chosen) or spec.targets), None, {}
+    folder = Path(where)
+    if not (folder / "config.json").exists():
+        return None
+    try:
+        config = dict(json.loads((folder / "config.json").read_text()))
+    except Exception as error:
+        raise ModelError(_unreadable(folder, error)) from error
+    if config.get("format") != published.FORMAT:
+        return None
+    if config.get("model") not in MODELS:
+        raise ModelError(f"The config.json in {folder} names the model {config.get('model')!r}: use one of "
+                         f"{', '.join(MODELS)}.")
+    try:
+        return published.read_spec(MODELS[config["model"]], config), folder, config
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"The config.json in {folder} cannot be used: {error}.") from error
+
+
 def load_bundle(where: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu",
                 text_device: torch.device | str | None = None, drafter: bool = True,
                 progress: Callable[[int, int], None] | None = None) -> Bundle:
@@ -100,12 +127,11 @@ def load_bundle(where: str | Path, dtype: torch.dtype, device: torch.device | st
     is told the bytes of a published model's weights as they are read.
     """
     device, text_device = torch.device(device), torch.device(text_device or device)
-    for spec in MODELS.values():
-        chosen = [source for source in spec.targets if source.file is None and source.repo == str(where)]
-        if chosen or spec.name == str(where):
-            spec = replace(spec, targets=tuple(chosen) or spec.targets)
-            parts = published.load(spec, dtype, device, None, text_device, drafter, progress)
-            return Bundle(spec.title, words=None, defaults=dict(spec.defaults), **parts)
+    if found := published_spec(where):
+        spec, root, config = found
+        parts = published.load(spec, dtype, device, root, text_device, drafter, progress)
+        return Bundle(config.get("name", spec.title), words=None, **parts,
+                      defaults={**spec.defaults, **config.get("defaults", {})})
     folder = Path(where)
     if not (folder / "config.json").exists():
         raise ModelError(f"There is no model in {folder}: give a folder with a config.json made by save_pretrained, or "
@@ -114,29 +140,12 @@ def load_bundle(where: str | Path, dtype: torch.dtype, device: torch.device | st
         config = dict(json.loads((folder / "config.json").read_text()))
     except Exception as error:
         raise ModelError(_unreadable(folder, error)) from error
-    if config.get("format") == published.FORMAT:
-        return _load_like_published(folder, config, dtype, device, text_device, drafter, progress)
     return _load_own(folder, config, dtype, device)
 
 
 def _unreadable(folder: Path, error: Exception) -> str:
     return (f"The model's description in {folder.name} cannot be read ({type(error).__name__}): restore config.json "
             "and captions.json, for example with `git checkout -- assets`.")
-
-
-def _load_like_published(folder: Path, config: dict, dtype: torch.dtype, device: torch.device,
-                         text_device: torch.device, drafter: bool,
-                         progress: Callable[[int, int], None] | None) -> Bundle:
-    name = config.get("model")
-    if name not in MODELS:
-        raise ModelError(f"The config.json in {folder} names the model {name!r}: use one of {', '.join(MODELS)}.")
-    try:
-        spec = published.read_spec(MODELS[name], config)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"The config.json in {folder} cannot be used: {error}.") from error
-    parts = published.load(spec, dtype, device, folder, text_device, drafter, progress)
-    return Bundle(config.get("name", spec.title), words=None, **parts,
-                  defaults={**spec.defaults, **config.get("defaults", {})})
 
 
 def _load_own(folder: Path, config: dict, dtype: torch.dtype, device: torch.device) -> Bundle:

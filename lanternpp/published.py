@@ -16,7 +16,18 @@ from tokenizers import Tokenizer as WordTokenizer
 from torch import nn
 
 from . import keymaps
-from .checkpoints import ModelError, Recipe, Weights, check, fill, need_memory, open_weights, size, weight_files
+from .checkpoints import (
+    ModelError,
+    Recipe,
+    Weights,
+    check,
+    fill,
+    need_memory,
+    open_weights,
+    same_names,
+    size,
+    weight_files,
+)
 from .drafter import Drafter, DrafterConfig
 from .models import T5_PARAMETERS, ModelSpec, Source
 from .text import CaptionPrompt, ClassPrompt, TokenPrompt
@@ -134,7 +145,8 @@ def drafter_config(spec: ModelSpec, part: Part) -> DrafterConfig:
                          f"{spec.drafter_input!r}: it was trained for another grid, so {part.remedy}.")
     renamed = {"num_hidden_layers": "layers", "num_attention_heads": "heads", "intermediate_size": "hidden",
                "rms_norm_eps": "norm_eps", "bias": "bias"}
-    return replace(spec.drafter, **{ours: said[name] for name, ours in renamed.items() if said.get(name) is not None})
+    return replace(spec.drafter or DrafterConfig(),
+                   **{ours: said[name] for name, ours in renamed.items() if said.get(name) is not None})
 
 
 def read_spec(spec: ModelSpec, changes: Mapping[str, Mapping]) -> ModelSpec:
@@ -173,6 +185,8 @@ def recipe(spec: ModelSpec, name: str, parts: Mapping[str, nn.Module], keys: Col
     if name == "tokenizer":
         return book, keymaps.vq_ignored
     if name == "drafter":
+        if "fuse.weight" in keys:  # trained with this project's command, in its own names
+            return same_names(parts[name]), lambda key: False
         made = keymaps.chameleon_drafter(parts[name], parts["target"]) if tokens else keymaps.drafter(parts[name])
         return made, lambda key: False
     if tokens:
@@ -253,8 +267,11 @@ def load(spec: ModelSpec, dtype: torch.dtype, device: torch.device, root: Path |
     found = {"target": locate("target", spec.targets, root), "tokenizer": locate("tokenizer", (spec.tokenizer,), root)}
     if spec.text:
         found["text"] = locate("text", (spec.text,), root)
-    if spec.drafters and drafter:
+    if drafter and spec.drafters:
         found["drafter"] = locate("drafter", (spec.drafters,), root)
+    elif drafter and root is not None and (root / "drafter").is_dir():
+        found["drafter"] = Part(root / "drafter", Source(spec.name),
+                                "train it again with `python -m lanternpp train drafter`")
     jobs = plan(spec, found, dtype)
     shape = jobs["target"].module.config
     text_device = text_device or device

@@ -5,6 +5,7 @@ import pytest
 import torch
 from toy import SHAPE, bundle, drafter, target
 
+from lanternpp.drafter import DrafterConfig
 from lanternpp.hub import ModelError
 from lanternpp.sampling import Sampling
 from lanternpp.training import data, loop, prior
@@ -128,8 +129,15 @@ def test_drafter_learns(tmp_path):
     words = torch.randint(1, SHAPE.condition, (24, SHAPE.prefix))
     sampling = Sampling(2.0, 1.0, 40)
     codes, hidden = drafting.sample(model, words, sampling, torch.Generator().manual_seed(0))
-    before = drafting.batch_loss(drafter(model), model, codes[16:], hidden[:, 16:], sampling, None, 0.3)
-    trained = drafting.train(model, codes, hidden, sampling, tmp_path, minutes=0.08, held_out=8)
-    after = drafting.batch_loss(trained, model, codes[16:], hidden[:, 16:], sampling, None, 0.3)
+    held = drafting.Shown(codes[16:], hidden[:, 16:])
+
+    def batches(count):
+        index = torch.randint(0, 16, (count,))
+        return drafting.Shown(codes[index], hidden[:, index])
+
+    config = DrafterConfig(attention_norm=True, norm_eps=1e-5)
+    before = drafting.batch_loss(drafter(model), model, held, sampling, None, 0.3)
+    trained = drafting.train(model, batches, held, sampling, tmp_path, 0.08, config)
+    after = drafting.batch_loss(trained, model, held, sampling, None, 0.3)
     assert after[0] < before[0] and after[1] > before[1]
     assert (tmp_path / "drafter.pt").exists()

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from .. import hub
+from ..drafter import DrafterConfig
 from ..sampling import Sampling
 from ..transformer import Transformer
 from ..vq import Tokenizer
-from . import data, drafter, loop, prior, scorer, vq
+from . import data, distill, drafter, loop, prior, scorer, vq
 
 
 def add_parsers(commands: argparse._SubParsersAction) -> None:
@@ -70,7 +71,14 @@ def train_prior(args: argparse.Namespace) -> None:
 
 
 def train_drafter(args: argparse.Namespace) -> None:
-    """Sample the target with CFG, train a drafter on that, and put it into the model's folder."""
+    """Sample the target with CFG, train a drafter on that, and put it into the model's folder.
+
+    With --data, for the bundled model: half of each batch are real pictures, because samples cost ten times as much and
+    a few hundred of them are soon learnt by heart. Other targets: see distill.
+    """
+    if args.data is None:
+        distill.run(args)
+        return
     bundle = hub.load_bundle(args.model, torch.float32)
     fast = Transformer(bundle.target.config)
     fast.load_state_dict(bundle.target.state_dict())
@@ -91,7 +99,16 @@ def train_drafter(args: argparse.Namespace) -> None:
         words = prior.caption_ids(bundle.words, texts, bundle.target.config.prefix)
         return grids, drafter.teacher_forced(fast, words, grids)
 
-    trained = drafter.train(bundle.target, codes, hidden, sampling, args.out, args.minutes, seed=args.seed, real=real)
+    held = slice(len(codes) - args.held_out, len(codes))
+
+    def batches(count: int) -> drafter.Shown:
+        index = torch.randint(0, len(codes) - args.held_out, (count // 2,))
+        more = real(count - len(index))
+        return drafter.Shown(torch.cat([codes[index], more[0]]),
+                             torch.cat([hidden[:, index], more[1].to(hidden)], dim=1))
+
+    trained = drafter.train(bundle.target, batches, drafter.Shown(codes[held], hidden[:, held]), sampling, args.out,
+                            args.minutes, DrafterConfig(attention_norm=True, norm_eps=1e-5), args.batch, seed=args.seed)
     bundle.drafter = hub.cast(trained, torch.float32)
     hub.save_bundle(bundle, args.model)
 

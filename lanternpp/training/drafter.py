@@ -14,15 +14,18 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..drafter import Drafter, DrafterConfig
+from ..pipeline import best_dtype
 from ..sampling import Sampling, distribution
-from ..transformer import Transformer
+from ..transformer import Transformer, prefix_mask
 from . import loop
 
 
@@ -55,38 +58,57 @@ def sample(target: Transformer, words: Tensor, sampling: Sampling, generator: to
     return torch.stack(codes, 1), torch.cat(states, 1).unflatten(0, (2, count))
 
 
-def draft_inputs(codes: Tensor, prefix: int) -> Tensor:
-    """Codes (n, L) -> the tokens that the drafter's rows read, (n, P−1+L): fillers for the prefix, then the codes."""
-    return F.pad(codes, (prefix - 1, 0))
+class Shown(NamedTuple):
+    """Pictures as the drafter sees them: codes (n, L) and the target's states (2, n, P+L−1, d), unguided rows last.
+
+    words (1 or 2n, P): what the drafter reads over the prefix; code 0 if None. valid (2n, P): prefix rows that are not
+    padding; all if None.
+    """
+
+    codes: Tensor
+    hidden: Tensor
+    words: Tensor | None = None
+    valid: Tensor | None = None
 
 
-def batch_loss(drafter: Drafter, target: Transformer, codes: Tensor, hidden: Tensor, sampling: Sampling,
-               own: Tensor | None, weight: float, places: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, mean acceptance Σ min(p, q) and predictions (2n, T, d) for codes (n, L), hidden (2, n, P+L−1, d).
+def batch_loss(drafter: Drafter, target: Transformer, shown: Shown, sampling: Sampling, own: Tensor | None,
+               weight: float, places: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, mean acceptance Σ min(p, q) and predictions (2n, T, d).
 
     own (2n, T, d): the drafter's predictions in a former pass, read in place of some of the target's states.
     places: the picture tokens, numbers in 0 … L−2, at which distributions are compared; all if None.
     """
-    prefix, count = target.config.prefix, len(codes)
-    tokens = draft_inputs(codes[:, :-1], prefix).repeat(2, 1)  # row r stands for sequence position r+1
+    config, (codes, hidden, words, valid) = target.config, shown
+    prefix, count = config.prefix, len(codes)
+    codes = codes.repeat(2, 1)
+    # Row r stands for sequence position r + 1: the prefix's words from the second on, then the codes.
+    first = torch.zeros_like(codes[:, :1]).expand(-1, prefix) if words is None else words.expand(2 * count, -1)
+    tokens = torch.cat([first[:, 1:], codes[:, :-1]], dim=1)
     states = hidden.flatten(0, 1)
     inputs, wanted = states[:, :-1], states[:, 1:]
     if own is not None:
         shifted = torch.cat([inputs[:, :1], own[:, :-1].to(inputs.dtype)], dim=1)
-        chosen = torch.rand(inputs.shape[:2]) < 0.5
+        chosen = torch.rand(inputs.shape[:2], device=inputs.device) < 0.5
         chosen[:, :prefix] = False
         inputs = torch.where(chosen.unsqueeze(-1), shifted, inputs)
-    positions = torch.arange(1, inputs.shape[1] + 1)
-    predicted = drafter(tokens, inputs, positions)
+    positions = torch.arange(1, inputs.shape[1] + 1, device=inputs.device)
+    mask = None
+    if valid is not None and drafter.config.masks_padding:
+        mask = prefix_mask(F.pad(valid[:, :-1], (0, inputs.shape[1] - prefix + 1), value=True), "causal")
+    predicted = drafter(tokens, inputs, positions, mask=mask)
     # Only rows whose output predicts a picture token count.
     made, true = predicted[:, prefix - 1:], wanted[:, prefix - 1:]
     regression = F.smooth_l1_loss(made.float(), true.float())
-    if places is not None:
-        made, true = made[:, places], true[:, places]
+    if places is None:
+        places = torch.arange(made.shape[1], device=made.device)
+    if config.row_end is not None:  # nothing is drawn where a row ends: row r predicts the picture's token r + 1
+        places = places[(places + 1) % (config.grid + 1) != config.grid]
+    made, true = made[:, places], true[:, places]
 
     def guided(x: Tensor) -> Tensor:
-        conditional, unconditional = target.head(x).float().unflatten(0, (2, count)).unbind(0)
-        return unconditional + sampling.cfg_scale * (conditional - unconditional)
+        logits = target.head(x).float()[..., : config.codes - (config.row_end is not None)]
+        conditional, unconditional = logits.unflatten(0, (2, count)).unbind(0)
+        return (unconditional + sampling.cfg_scale * (conditional - unconditional)) / (sampling.temperature or 1)
 
     log_q = guided(made).log_softmax(-1)
     with torch.no_grad():  # the whole distribution: what top-k cuts off weighs little, and finding it costs much
@@ -96,13 +118,17 @@ def batch_loss(drafter: Drafter, target: Transformer, codes: Tensor, hidden: Ten
     return regression + weight * cross, acceptance, predicted.detach()
 
 
-@torch.inference_mode()
-def teacher_forced(target: Transformer, words: Tensor, codes: Tensor) -> Tensor:
-    """Hidden states (2, n, P+L−1, d) of given pictures, with and without their captions: what `sample` also returns."""
-    rows = target.prefix_rows(words, guided=True)
+@torch.no_grad()
+def teacher_forced(target: Transformer, condition: Tensor, codes: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Hidden states (2, n, P+L−1, d) of given pictures, with and without their prompts: what `sample` also returns.
+
+    valid (2n, P): prefix rows that are not padding; masked as in a prefill that a drafter reads.
+    """
+    rows = target.prefix_rows(condition, guided=True)
     tokens = target.embed(codes[:, :-1].repeat(2, 1), target.caption_shift(rows))
     x = torch.cat([rows, tokens], dim=1).to(target.dtype)
-    return target(x, torch.arange(x.shape[1])).unflatten(0, (2, len(codes)))
+    mask = None if valid is None else prefix_mask(F.pad(valid, (0, tokens.shape[1]), value=True), "causal")
+    return target(x, torch.arange(x.shape[1], device=x.device), mask=mask).unflatten(0, (2, len(codes)))
 
 
 def collect(target: Transformer, encode, prompts: list[str], sampling: Sampling, folder: Path, seed: int,
@@ -126,18 +152,28 @@ def collect(target: Transformer, encode, prompts: list[str], sampling: Sampling,
     return (torch.cat([p["codes"] for p in parts]).long(), torch.cat([p["hidden"] for p in parts], dim=1))
 
 
-def train(target: Transformer, codes: Tensor, hidden: Tensor, sampling: Sampling, out: Path, minutes: float,
-          batch: int = 8, weight: float = 1.0, muon_lr: float = 2e-3, adam_lr: float = 1e-3, seed: int = 0,
-          held_out: int = 32, real: Callable[[int], tuple[Tensor, Tensor]] | None = None) -> Drafter:
-    """Train for `minutes` in all; leaves out/drafter.pt. `target` must be float32 (autocast does the rest).
+def new_drafter(target: Transformer, config: DrafterConfig) -> Drafter:
+    """An untrained drafter with the target's embeddings, which stay as they are."""
+    drafter = Drafter(config, target.config).to(target.device)
+    table = drafter.token_embedding.weight
+    table.data[: target.config.codes] = target.token_embedding.weight.data.float()
+    if len(table) > target.config.codes:
+        table.data[target.config.codes:] = target.prefix.embedding.weight.data.float()
+    return drafter.requires_grad_(True).train()
 
-    real(n) gives codes (n, L) and hidden (2, n, P+L−1, d) of n real pictures: half of each batch, because samples cost
-    ten times as much and a few hundred of them are soon learnt by heart.
+
+def train(target: Transformer, batches: Callable[[int], Shown], held: Shown, sampling: Sampling, out: Path,
+          minutes: float, config: DrafterConfig, batch: int = 8, weight: float = 1.0, muon_lr: float = 2e-3,
+          adam_lr: float = 1e-3, seed: int = 0, accelerator: Accelerator | None = None) -> Drafter:
+    """Train for `minutes` in all on batches(n) of n pictures; leaves out/drafter.pt, and the score on `held` in a log.
+
+    Under accelerate each process draws its own batches and gradients are averaged.
     """
+    accelerator = accelerator or Accelerator(cpu=target.device.type == "cpu")
     torch.manual_seed(seed)
-    drafter = Drafter(DrafterConfig(attention_norm=True, norm_eps=1e-5), target.config)
-    drafter.token_embedding.weight.data.copy_(target.token_embedding.weight.data)
+    drafter = new_drafter(target, config)
     drafter.token_embedding.weight.requires_grad_(False)
+    fast = best_dtype(target.device) == torch.bfloat16
     checkpoint = loop.resume(out / "drafter.pt")
     if checkpoint:
         drafter.load_state_dict(checkpoint["model"])
@@ -146,41 +182,53 @@ def train(target: Transformer, codes: Tensor, hidden: Tensor, sampling: Sampling
     if checkpoint:
         optimizers.load_state_dict(checkpoint["optimizers"])
         step, clock = checkpoint["step"], loop.Clock(minutes, checkpoint["minutes"])
-    held = slice(len(codes) - held_out, len(codes))
+    torch.manual_seed(seed + 1 + accelerator.process_index)
     accepted: list[float] = []
 
-    def score(batch_codes, batch_hidden, own=None, places=None):
-        with torch.autocast("cpu", torch.bfloat16):
-            return batch_loss(drafter, target, batch_codes, batch_hidden, sampling, own, weight, places)
+    def score(shown, own=None, places=None):
+        shown = shown._replace(hidden=shown.hidden.to(torch.bfloat16 if fast else torch.float32))
+        with torch.autocast(target.device.type, torch.bfloat16, enabled=fast):
+            return batch_loss(drafter, target, shown, sampling, own, weight, places)
 
     def keep() -> None:
-        loop.save(out / "drafter.pt", model=drafter.state_dict(), optimizers=optimizers.state_dict(), step=step,
-                  minutes=clock.spent, config=asdict(drafter.config))
+        if accelerator.is_main_process:
+            loop.save(out / "drafter.pt", model=drafter.state_dict(), optimizers=optimizers.state_dict(), step=step,
+                      minutes=clock.spent, config=asdict(drafter.config))
 
+    def report(loss: float) -> None:
+        with torch.no_grad():
+            _, held_acceptance, own = score(held)
+            _, own_acceptance, _ = score(held, own)
+        if accelerator.is_main_process:
+            loop.log(out / "drafter.jsonl", step=step, minutes=clock.spent, loss=loss,
+                     acceptance=sum(accepted[-50:]) / max(1, len(accepted[-50:])), held_out=held_acceptance.item(),
+                     held_out_own=own_acceptance.item())
+
+    def over() -> bool:  # all processes stop at the same step
+        spent = torch.tensor(float(clock.done), device=target.device)
+        return bool(accelerator.reduce(spent, "sum") > 0)
+
+    if not step:
+        report(float("nan"))  # before any training
     try:
-        while not clock.done:
-            index = torch.randint(0, len(codes) - held_out, (batch // 2 if real else batch,))
-            taken = codes[index], hidden[:, index]
-            if real:
-                more = real(batch - len(index))
-                taken = torch.cat([taken[0], more[0]]), torch.cat([taken[1], more[1].to(taken[1])], dim=1)
+        while not over():
+            taken = batches(batch)
             # A quarter of the places in each pass: the head and the softmax cost more than the drafter.
-            first, second = torch.randperm(codes.shape[1] - 1)[: codes.shape[1] // 2].chunk(2)
-            loss, acceptance, own = score(*taken, places=first)
+            length = target.config.image_tokens - 1
+            first, second = torch.randperm(length, device=target.device)[: (length + 1) // 2].chunk(2)
+            loss, acceptance, own = score(taken, places=first)
             loss.backward()
-            loss_own, _, _ = score(*taken, own, second)
+            loss_own, _, _ = score(taken, own, second)
             loss_own.backward()
+            for parameter in drafter.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = accelerator.reduce(parameter.grad, "mean")
             loop.clip(drafter)
             optimizers.step(clock.scale(step, decay=0.5))
             accepted.append(acceptance.item())
             step += 1
             if step % 50 == 0:
-                with torch.no_grad():
-                    _, held_acceptance, own = score(codes[held], hidden[:, held])
-                    _, own_acceptance, _ = score(codes[held], hidden[:, held], own)
-                loop.log(out / "drafter.jsonl", step=step, minutes=clock.spent, loss=loss.item(),
-                         acceptance=sum(accepted[-50:]) / len(accepted[-50:]), held_out=held_acceptance.item(),
-                         held_out_own=own_acceptance.item())
+                report(loss.item())
             if step % 200 == 0:
                 keep()
     finally:
@@ -189,8 +237,15 @@ def train(target: Transformer, codes: Tensor, hidden: Tensor, sampling: Sampling
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, default=Path("assets/emoji"), help="folder of the target")
-    parser.add_argument("--data", type=Path, required=True, help="folder made by lanternpp.training.data, for captions")
+    parser.add_argument("--model", type=Path, default=Path("assets/emoji"), help="name or folder of the target")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", type=Path, help="bundled model: folder made by lanternpp.training.data, for captions")
+    source.add_argument("--images", type=Path, help="any target: folder of pictures, with NAME.txt, or named by prompt")
+    source.add_argument("--self-distill", action="store_true", help="any target: train on its own samples")
+    parser.add_argument("--prompts", type=Path, help="with --self-distill: a file with a prompt a line")
+    parser.add_argument("--cfg", type=float, help="guidance, the model's own if left out")
+    parser.add_argument("--batch", type=int, default=8, help="pictures a step and process")
+    parser.add_argument("--held-out", type=int, default=16, help="pictures that only score the drafter")
     parser.add_argument("--out", type=Path, required=True, help="folder for samples, checkpoint and log")
     parser.add_argument("--samples", type=int, default=1500, help="pictures to sample from the target")
     parser.add_argument("--minutes", type=float, default=20.0, help="training time in all, resumed time included")
