@@ -7,6 +7,8 @@ from typing import Any
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is imported
 
+from app import zero  # isort: skip  # before torch
+
 import gradio as gr
 
 from app import ambiguity, api, codebook, html, inspector, record, session, stage, theme, treelab, views
@@ -27,6 +29,8 @@ def build_demo(
     start = str(model or os.environ.get("LANTERNPP_MODEL") or MODEL)
     choices = choices_for(start, load)
     first = choices[start]
+    if zero.entry:  # its process is forked once, with the model that is loaded then
+        choices = {start: first}
     worker = session.Worker(first.load, weights(Path(start)), choices)
     recorded = record.load_all(recordings) if Path(start).resolve() == MODEL else []
     worker.recorded = {run: output for each in recorded for run, output in each.outputs().items()}

@@ -1,5 +1,6 @@
 """The worker: one thread that owns the model. Handlers hand it jobs and read what happens from the job's queue."""
 
+import contextvars
 import gc
 import itertools
 import logging
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from app import zero
 from app.params import baseline_key
 from app.stage import data_url
 from lanternpp.checkpoints import ModelError, size
@@ -47,6 +49,7 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
     replaced: bool = False  # by the same visitor's next job
     lane: int = -1  # the one being decoded
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)  # ZeroGPU asks it who the visitor is
     model: str = ""  # the visitor's; "" is the one that the app starts with
 
 
@@ -226,7 +229,7 @@ class Worker:
             if model:
                 self.models[model].check(held(self.pipe))
             self._unload()
-            pipe = self.models[model].load(self._told) if model else self._load()
+            pipe = zero.remote(self.models[model].load(self._told) if model else self._load())
             self.atlas = data_url(pipe.atlas())
             self._prepare(pipe)
             self.about = pipe.describe()
@@ -255,6 +258,8 @@ class Worker:
     def _prepare(self, pipe: Any) -> None:
         """What only a first run pays is no part of a measurement: pixels, the neighbours' table, both lanes' steps."""
         self._warm.clear()
+        if isinstance(pipe, zero.Remote):  # its costs are paid in another process, from a visitor's quota
+            return
         pipe.decode_pixels([0])
         settings = pipe.check(prompt=warm_up_prompt(pipe))
         self._warm_up(pipe, settings.baseline())
@@ -289,7 +294,8 @@ class Worker:
     def _decode(self, job: Job, lane: int, settings: Settings) -> Any:
         """Decode one picture, step by step into the job's queue."""
         pipe = Stoppable(self.pipe, job)
-        self._warm_up(pipe, settings)
+        if not isinstance(self.pipe, zero.Remote):
+            self._warm_up(pipe, settings)
         return follow(job, pipe.stream(settings), "step", lane)
 
     def _measure(self, job: Job) -> None:
@@ -353,7 +359,7 @@ class Stoppable:
 
     def decode_pixels(self, tokens: list[int]) -> Any:
         """The pipeline's own."""
-        return self.pipe.decode_pixels(tokens)
+        return self.job.context.run(self.pipe.decode_pixels, tokens)
 
     def stream(self, settings: Settings) -> Iterator[Any]:
         """The pipeline's stream; raises Stopped between two steps."""
@@ -367,7 +373,7 @@ def until_cancelled(job: Job, stream: Iterator[Any]) -> Iterator[Any]:
             if job.cancelled.is_set():
                 raise Stopped
             try:
-                event = next(stream)
+                event = job.context.run(next, stream)
             except StopIteration as end:
                 return end.value
             yield event
