@@ -30,17 +30,22 @@ NAMES = tuple(sorted(map(data.short_name, data.CORE_LABELS)))
 
 @dataclass(frozen=True)
 class ScorerConfig:
-    """`widths`: channels at 1/4, 1/8, 1/16 and 1/32 of the picture's side; `words`: word pieces a caption, at most."""
+    """`widths`: channels at 1/4, 1/8, 1/16 and 1/32 of the picture's side; `words`: word pieces a caption, at most;
+    `penultimate`: numbers from which a picture's embedding is made."""
 
     vocabulary: int = 2048
     words: int = 16
     text_width: int = 128
     widths: tuple[int, ...] = (32, 64, 128, 192)
-    features: int = 128
+    penultimate: int = 128
     width: int = 128
 
     def __post_init__(self):
         object.__setattr__(self, "widths", tuple(self.widths))  # a list where it was JSON
+
+    @property
+    def features(self) -> int:
+        return self.penultimate + 2 * self.widths[0] + self.widths[1]
 
 
 class Residual(nn.Module):
@@ -57,7 +62,11 @@ class Residual(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Pictures (B, 3, H, W) in [-1, 1] -> features (B, F), of unit variance over the training pictures."""
+    """Pictures (B, 3, H, W) in [-1, 1] -> what the network says of them at three depths, (B, F), not yet standardised.
+
+    First the numbers that embeddings are made from, which see what is shown and nearly nothing else; then the means
+    and maxima over the picture at 1/4 of its side, which see spots and softness, and the means at 1/8, which see grain.
+    """
 
     def __init__(self, config: ScorerConfig):
         super().__init__()
@@ -65,11 +74,14 @@ class ImageEncoder(nn.Module):
         self.stem = nn.Sequential(nn.Conv2d(3, widths[0], 7, 4, 3, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU())
         self.stages = nn.Sequential(Residual(widths[0], widths[0], 1),
                                     *(Residual(a, b, 2) for a, b in zip(widths, widths[1:], strict=False)))
-        self.project = nn.Linear(widths[-1], config.features, bias=False)
-        self.standardise = nn.BatchNorm1d(config.features, affine=False)
+        self.project = nn.Linear(widths[-1], config.penultimate, bias=False)
+        self.standardise = nn.BatchNorm1d(config.penultimate, affine=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.standardise(self.project(self.stages(self.stem(images)).mean((2, 3))))
+        quarter = self.stages[0](self.stem(images))
+        eighth = self.stages[1](quarter)
+        last = self.standardise(self.project(self.stages[2:](eighth).mean((2, 3))))
+        return torch.cat([last, quarter.mean((2, 3)), quarter.amax((2, 3)), eighth.mean((2, 3))], dim=1)
 
 
 class TextEncoder(nn.Module):
@@ -96,9 +108,11 @@ class Scorer(nn.Module):
         super().__init__()
         self.config, self.words = config, words
         self.image, self.text = ImageEncoder(config), TextEncoder(config)
-        self.image_head = nn.Linear(config.features, config.width)
+        self.image_head = nn.Linear(config.penultimate, config.width)
         self.text_head = nn.Linear(config.text_width, config.width)
         self.log_scale = nn.Parameter(torch.tensor(2.7))  # of the logits in training, exp(2.7) = 15
+        self.register_buffer("centre", torch.zeros(config.features))
+        self.register_buffer("spread", torch.ones(config.features))
 
     @classmethod
     def load(cls, folder: str | Path = BUNDLED) -> Scorer:
@@ -128,27 +142,39 @@ class Scorer(nn.Module):
         rows = [t.ids[:self.config.words] for t in self.words.encode_batch(captions)]
         return torch.tensor([ids + [0] * (self.config.words - len(ids)) for ids in rows])
 
-    def embed_features(self, features: Tensor) -> Tensor:
-        """Features (B, F) of pictures -> unit vectors (B, d)."""
-        return F.normalize(self.image_head(F.gelu(features)), dim=-1)
+    def embed_images(self, seen: Tensor) -> Tensor:
+        """What the image encoder gives (B, F) -> unit vectors (B, d)."""
+        return F.normalize(self.image_head(F.gelu(seen[:, :self.config.penultimate])), dim=-1)
 
     def embed_words(self, ids: Tensor) -> Tensor:
         return F.normalize(self.text_head(self.text(ids)), dim=-1)
 
     @torch.inference_mode()
-    def features(self, pictures: Tensor, batch: int = 64) -> Tensor:
-        """Pictures (n, 3, H, W), clamped to [-1, 1] -> features (n, F), float32, for distances between sets of them.
+    def look(self, pictures: Tensor, batch: int = 64) -> tuple[Tensor, Tensor]:
+        """Pictures (n, 3, H, W), clamped to [-1, 1] -> features (n, F) and embeddings (n, d), float32, in one pass.
 
-        Raises ValueError where the shape is another; H and W are 128 in training.
+        Features are for distances between sets of pictures: each has unit variance over reconstructions of the
+        training pictures. Embeddings are unit vectors. Raises ValueError where the shape is another; H and W are 128
+        in training.
         """
         if pictures.ndim != 4 or pictures.shape[1] != 3:
             raise ValueError(f"Pictures must be a tensor (n, 3, H, W), not of shape {tuple(pictures.shape)}.")
-        return torch.cat([self.image(part.float().clamp(-1, 1)) for part in pictures.split(batch)])
+        seen = torch.cat([self.image(part.float().clamp(-1, 1)) for part in pictures.split(batch)])
+        return (seen - self.centre) / self.spread, self.embed_images(seen)
 
-    @torch.inference_mode()
+    def features(self, pictures: Tensor) -> Tensor:
+        """Pictures (n, 3, H, W) in [-1, 1] -> features (n, F), as in `look`."""
+        return self.look(pictures)[0]
+
     def image_embeddings(self, pictures: Tensor) -> Tensor:
-        """Pictures (n, 3, H, W) in [-1, 1] -> unit vectors (n, d), float32; ValueError as in `features`."""
-        return self.embed_features(self.features(pictures))
+        """Pictures (n, 3, H, W) in [-1, 1] -> unit vectors (n, d), as in `look`."""
+        return self.look(pictures)[1]
+
+    def calibrate(self, pictures: Tensor) -> None:
+        """Let features have mean 0 and variance 1 over these pictures (n, 3, H, W), n at least 2."""
+        features = self.features(pictures) * self.spread + self.centre
+        self.centre.copy_(features.mean(0))
+        self.spread.copy_(features.std(0).clamp_min(1e-3))
 
     @torch.inference_mode()
     def text_embeddings(self, captions: list[str], batch: int = 256) -> Tensor:

@@ -36,7 +36,7 @@ def damage():
 def rows(scorer, damage):
     reference = scorer.features(damage[0][2])
     return [{"damage": name, "strength": strength,
-             **validation.measure(scorer, scorer.features(images), texts, reference)[0]}
+             **validation.measure(scorer, images, texts, reference)[0]}
             for name, strength, images, texts in damage]
 
 

@@ -121,7 +121,7 @@ def fitting(facts: list[tuple[str, str, str]], captions: list[str]) -> Tensor:
 def contrastive_loss(model: Scorer, images: Tensor, ids: Tensor, fits: Tensor) -> Tensor:
     """Mean of both directions' cross-entropies; ids (2n, P) and fits (n, 2n) as `Batches.draw` orders captions."""
     count = len(images)
-    pictures, texts = model.embed_features(model.image(images)), model.embed_words(ids)
+    pictures, texts = model.embed_images(model.image(images)), model.embed_words(ids)
     own = torch.eye(count, len(ids), dtype=torch.bool)
     logits = (pictures @ texts.T * model.log_scale.clamp(max=4.0).exp()).masked_fill(fits & ~own, float("-inf"))
     target = torch.arange(count)
@@ -216,6 +216,7 @@ def train(words: WordTokenizer, reconstruct: Reconstruct, pictures: data.Picture
                 last_save = clock.spent
                 checkpoint_now()
         loop.log(out / "scorer.jsonl", step=step, minutes=clock.spent, **held.measure(model))
+        model.eval().calibrate(as_images(list(batches.pool.images.reshape(-1, data.SIZE, data.SIZE, 3))))
     finally:
         checkpoint_now()
     return hub.cast(model, torch.float32)

@@ -3,9 +3,9 @@
     python -m lanternpp.training.validation --data DIR --out assets/scorer
 
 Reconstructions of real pictures are blurred, made noisy, lose tokens to random ones or to each other's places, or get
-captions that are wrong in one to three parts. Similarity and retrieval must fall and the Fréchet distance to other real
-pictures must rise with each step of strength, and 5 % of random tokens must be told from none. Writes validation.json
-and validation.png; the exit status is 1 where something is out of order.
+captions that are wrong in one to three parts. Similarity and retrieval must fall and the Fréchet distance to other
+reconstructions must rise with each step of strength, and 5 % of random tokens must be told from none. Writes
+validation.json and validation.png; the exit status is 1 where something is out of order.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ STRENGTHS = {  # damage -> its strengths, each stronger than the one before
     "wrong captions": (1, 2, 3),  # parts of three that are wrong: name, style, background
 }
 Fact = tuple[str, str | None, str | None]  # name, style, background
+FEW = 0.05  # random tokens that must be told from none
 HALVES = 20  # random splits into halves for the noise floor of the Fréchet distance
 
 
@@ -111,13 +112,15 @@ def damaged(bundle: hub.Bundle, codes: Tensor, facts: list[Fact],
             yield name, strength, images, texts
 
 
-def measure(scorer: Scorer, features: Tensor, prompts: list[str], reference: Tensor) -> tuple[dict[str, float], Tensor]:
-    """Figures of pictures with these features (n, F), and the similarity (n,) of each."""
-    similarity, rank = scorer.alignment(scorer.embed_features(features), prompts)
+def measure(scorer: Scorer, pictures: Tensor, prompts: list[str],
+            reference: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:
+    """Figures of pictures beside reference features (m, F), their features (n, F), and the similarity (n,) of each."""
+    features, embeddings = scorer.look(pictures)
+    similarity, rank = scorer.alignment(embeddings, prompts)
     precision, recall = precision_recall(reference, features)
     return {"similarity": similarity.double().mean().item(), "top1": (rank < 1).double().mean().item(),
             "top5": (rank < 5).double().mean().item(), "frechet": frechet(features, reference),
-            "precision": precision, "recall": recall}, similarity
+            "precision": precision, "recall": recall}, features, similarity
 
 
 def disorders(rows: list[dict], slack: float = 0.0) -> list[str]:
@@ -142,8 +145,8 @@ def disorders(rows: list[dict], slack: float = 0.0) -> list[str]:
 
 
 def halves(clean: Tensor, harmed: Tensor, seed: int = 0) -> tuple[list[float], list[float]]:
-    """Fréchet distances between random halves of the same clean pictures (the floor), and between the second half and
-    the first one's pictures as harmed."""
+    """Fréchet distances between random halves of the same clean pictures (the noise floor), and between one half and
+    the other's pictures as harmed."""
     floor, signal = [], []
     for number in range(HALVES):
         order = np.random.default_rng([seed, number]).permutation(len(clean))
@@ -154,28 +157,33 @@ def halves(clean: Tensor, harmed: Tensor, seed: int = 0) -> tuple[list[float], l
 
 
 def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, count: int, seed: int = 0) -> dict:
-    """All figures as one JSON-able document."""
+    """All figures as one JSON-able document: `count` pictures damaged, and as many others to compare them with."""
     core = pictures.select(data.core(pictures))
-    index = np.random.default_rng(seed).integers(0, len(core.records), count)
-    images, prompts, facts = views(core, index, seed=seed + 100)
-    reference = scorer.features(views(core, index, seed=seed + 200)[0])
+    images, prompts, facts = views(core, np.random.default_rng(seed).integers(0, len(core.records), 2 * count), seed + 1)
     with torch.inference_mode():
         codes = torch.cat([bundle.tokenizer.encode(part) for part in images.split(32)])
-    real, _ = measure(scorer, scorer.features(images), prompts, reference)
+    reference = scorer.features(decoded(bundle, codes[count:]))
     rows, kept = [], {}
-    for damage, strength, shown, texts in damaged(bundle, codes, facts, seed):
-        features = scorer.features(shown)
-        row, similarity = measure(scorer, features, texts, reference)
+
+    def note(damage: str, strength: float, shown: Tensor, texts: list[str]) -> dict:
+        row, features, similarity = measure(scorer, shown, texts, reference)
         kept[damage, strength] = features, similarity
-        low, high = bootstrap_interval(similarity - kept["none", 0.0][1], seed)
-        rows.append({"damage": damage, "strength": strength, **row, "similarity_change": [low, high]})
-        print(damage, strength, "  ".join(f"{k} {v:.4f}" for k, v in row.items()), flush=True)
-    (clean, _), (harmed, _) = kept["none", 0.0], kept["random tokens", 0.05]
-    floor, signal = halves(clean, harmed, seed)
-    change = next(r["similarity_change"] for r in rows if (r["damage"], r["strength"]) == ("random tokens", 0.05))
-    told = {"similarity_change": change, "frechet_floor": [min(floor), max(floor)],
-            "frechet_harmed": [min(signal), max(signal)], "told": change[1] < 0 and min(signal) > max(floor)}
-    return {"images": count, "seed": seed, "real": real, "rows": rows, "five_percent": told,
+        print(damage, f"{strength:g}", "  ".join(f"{k} {v:.4f}" for k, v in row.items()), flush=True)
+        return {"damage": damage, "strength": strength, **row}
+
+    real = note("real pictures", 0.0, images[:count], prompts[:count])
+    for each in damaged(bundle, codes[:count], facts[:count], seed):
+        rows.append(note(*each))
+        change = kept[each[:2]][1] - kept["none", 0.0][1]
+        rows[-1]["similarity_change"] = bootstrap_interval(change, seed)
+    generator = torch.Generator().manual_seed(seed + 2)
+    others = random_tokens(codes[count:], FEW, bundle.tokenizer.config.codes, generator)
+    floor, signal = halves(torch.cat([kept["none", 0.0][0], reference]),
+                           torch.cat([kept["random tokens", FEW][0], scorer.features(decoded(bundle, others))]), seed)
+    change = next(r["similarity_change"] for r in rows if (r["damage"], r["strength"]) == ("random tokens", FEW))
+    few = {"similarity_change": change, "frechet_floor": (min(floor), max(floor)),
+           "frechet": (min(signal), max(signal)), "told": change[1] < 0 and min(signal) > max(floor)}
+    return {"images": count, "seed": seed, "real": real, "rows": rows, "five_percent": few,
             "disorders": disorders(rows)}
 
 
@@ -186,7 +194,7 @@ def figure(document: dict, path: Path) -> None:
     page = Figure(figsize=(10, 3.6), dpi=90, layout="constrained")
     panels = page.subplots(1, 3)
     titles = {"similarity": "mean similarity to the prompt", "top1": "own prompt best of 100",
-              "frechet": "Fréchet distance to real pictures"}
+              "frechet": "Fréchet distance to other pictures"}
     for name, strengths in STRENGTHS.items():
         rows = [document["rows"][0], *(r for r in document["rows"] if r["damage"] == name)]
         label = f"{name}: {', '.join(f'{s:g}' for s in strengths)}"
