@@ -97,7 +97,8 @@ def fill(module: nn.Module, recipe: Recipe, weights: Weights, dtype: torch.dtype
     for key, pieces in recipe.items():
         kind = dtype(key) if callable(dtype) else dtype
         state[key] = torch.empty(own[key].shape, dtype=kind, device=device)
-        for piece, place in zip(pieces, state[key].chunk(len(pieces)), strict=True):
+        places = state[key].chunk(len(pieces)) if len(pieces) > 1 else [state[key]]
+        for piece, place in zip(pieces, places, strict=True):
             place.copy_(piece.taken(_read(weights, piece.key)).reshape(place.shape))
         told(state[key].nbytes)
     module.load_state_dict(state, assign=True)

@@ -17,11 +17,11 @@ def frechet(a: Tensor, b: Tensor) -> float:
         raise ValueError(f"Fréchet distance needs two sets (n, F) with n at least 2 and the same F, "
                          f"not {tuple(a.shape)} and {tuple(b.shape)}.")
     a, b = a.double(), b.double()
-    left, right = (x.T.cov().reshape(x.shape[1], x.shape[1]) for x in (a, b))
-    values, vectors = torch.linalg.eigh(left)
-    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
-    common = torch.linalg.eigvalsh(root @ right @ root).clamp_min(0).sqrt().sum()
-    return float((a.mean(0) - b.mean(0)).square().sum() + left.trace() + right.trace() - 2 * common)
+    # With A = QR the centred rows over √(n−1), Σa^½ is R up to a rotation, and the last trace is the sum of the
+    # singular values of Ra Rbᵀ: no square root of a covariance, whose small eigenvalues are mostly rounding.
+    left, right = (torch.linalg.qr((x - x.mean(0)) / (len(x) - 1) ** 0.5, mode="r").R for x in (a, b))
+    common = torch.linalg.svdvals(left @ right.T).sum()
+    return float((a.mean(0) - b.mean(0)).square().sum() + left.square().sum() + right.square().sum() - 2 * common)
 
 
 def precision_recall(real: Tensor, made: Tensor, k: int = 3) -> tuple[float, float]:

@@ -18,7 +18,8 @@ from .. import hub
 from ..evaluate import LOOKS
 from ..scorer import BUNDLED, Scorer
 from . import data
-from .scorer import as_images, reconstructor
+from .scorer import reconstructor
+from .vq import as_images
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ CORE_SHARE = 0.7  # of a batch; the rest are other emoji, as further things to t
 DECODED_SHARE = 0.4  # of a batch
 SHIFT = 3  # pixels
 Reconstruct = Callable[[Tensor], Tensor]
+Fact = tuple[str, str | None, str | None]  # name, style, background
 
 
 class DecodedPool:
@@ -111,7 +112,7 @@ class Batches:
         return as_images(shown), true + false, fitting(facts, true + false)
 
 
-def fitting(facts: list[tuple[str, str, str]], captions: list[str]) -> Tensor:
+def fitting(facts: list[Fact], captions: list[str]) -> Tensor:
     """Which captions (2n) are true of which pictures (n, 2n): same thing, no other style or background said."""
     said = [(facts[i % len(facts)][0], *parts(text)[1:]) for i, text in enumerate(captions)]
     return torch.tensor([[all(b in (None, a) for a, b in zip(fact, each, strict=True)) for each in said]
@@ -132,9 +133,9 @@ class HeldOut:
     """New augmentations of known things, their reconstructions, and things that no style was trained on."""
 
     def __init__(self, known: data.Pictures, unknown: data.Pictures, reconstruct: Reconstruct):
-        self.images, self.prompts, _ = views(known, np.arange(0, len(known.records), 2), seed=1)
+        self.images, self.prompts, _ = composites(known, np.arange(0, len(known.records), 2), seed=1)
         self.decoded = torch.cat([reconstruct(part) for part in self.images.split(32)])
-        self.unknown, _, self.facts = views(unknown, np.arange(len(unknown.records)), seed=2)
+        self.unknown, _, self.facts = composites(unknown, np.arange(len(unknown.records)), seed=2)
 
     def measure(self, model: Scorer) -> dict[str, float]:
         """Share of pictures whose prompt is the best of 100; of unknown things, of all of them in the same look."""
@@ -157,11 +158,10 @@ def share(true: Tensor) -> float:
     return float(true.double().mean())
 
 
-def views(pictures: data.Pictures, index: np.ndarray, seed: int,
-          backgrounds: list[str] | None = None) -> tuple[Tensor, list[str], list[tuple[str, str, str]]]:
-    """Augmented composites of the pictures `index`, their prompts in plain form, and (name, style, background)."""
+def composites(pictures: data.Pictures, index: np.ndarray, seed: int) -> tuple[Tensor, list[str], list[Fact]]:
+    """Augmented pictures (n, 3, H, W) on backgrounds by chance, their prompts in plain form, and what they show."""
     rng = np.random.default_rng(seed)
-    backgrounds = backgrounds or [str(b) for b in rng.choice(list(data.BACKGROUNDS), len(index))]
+    backgrounds = [str(b) for b in rng.choice(list(data.BACKGROUNDS), len(index))]
     images = as_images([data.composite(pictures.rgba[i], rng, b) for i, b in zip(index, backgrounds, strict=True)])
     facts = [(data.short_name(pictures.records[i]["label"]), pictures.records[i]["style"], b)
              for i, b in zip(index, backgrounds, strict=True)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from .. import hub
 from ..quality import bootstrap_interval, frechet, precision_recall
 from ..scorer import BUNDLED, NAMES, Scorer, prompt
 from . import data
-from .scorer import views
+from .scorer import Fact, composites
 
 STRENGTHS = {  # damage -> its strengths, each stronger than the one before
     "blur": (0.5, 1.0, 2.0, 4.0),  # standard deviation in pixels
@@ -34,7 +34,6 @@ STRENGTHS = {  # damage -> its strengths, each stronger than the one before
     "shuffled tokens": (0.05, 0.1, 0.2, 0.4),  # share of the tokens
     "wrong captions": (1, 2, 3),  # parts of three that are wrong: name, style, background
 }
-Fact = tuple[str, str | None, str | None]  # name, style, background
 FEW = 0.05  # random tokens that must be told from none
 HALVES = 20  # random splits into halves for the noise floor of the Fréchet distance
 
@@ -90,12 +89,12 @@ def decoded(bundle: hub.Bundle, codes: Tensor, batch: int = 32) -> Tensor:
     return torch.cat([bundle.tokenizer.decode(part, (grid, grid)).clamp(-1, 1) for part in codes.split(batch)])
 
 
-def damaged(bundle: hub.Bundle, codes: Tensor, facts: list[Fact],
-            seed: int = 0) -> Iterator[tuple[str, float, Tensor, list[str]]]:
+def damaged(bundle: hub.Bundle, codes: Tensor, facts: list[Fact], seed: int = 0,
+            damages: Mapping[str, tuple[float, ...]] = STRENGTHS) -> Iterator[tuple[str, float, Tensor, list[str]]]:
     """Every damage at every strength, weakest first: its name, strength, pictures and prompts. The first is "none"."""
     clean, prompts = decoded(bundle, codes), [prompt(*fact) for fact in facts]
     yield "none", 0.0, clean, prompts
-    for name, strengths in STRENGTHS.items():
+    for name, strengths in damages.items():
         for strength in strengths:
             generator = torch.Generator().manual_seed(seed)  # the same places and noise at each strength
             images, texts = clean, prompts
@@ -159,7 +158,8 @@ def halves(clean: Tensor, harmed: Tensor, seed: int = 0) -> tuple[list[float], l
 def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, count: int, seed: int = 0) -> dict:
     """All figures as one JSON-able document: `count` pictures damaged, and as many others to compare them with."""
     core = pictures.select(data.core(pictures))
-    images, prompts, facts = views(core, np.random.default_rng(seed).integers(0, len(core.records), 2 * count), seed + 1)
+    index = np.random.default_rng(seed).integers(0, len(core.records), 2 * count)
+    images, prompts, facts = composites(core, index, seed + 1)
     with torch.inference_mode():
         codes = torch.cat([bundle.tokenizer.encode(part) for part in images.split(32)])
     reference = scorer.features(decoded(bundle, codes[count:]))
