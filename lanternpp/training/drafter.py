@@ -195,21 +195,21 @@ def train(target: Transformer, batches: Callable[[int], Shown], held: Shown, sam
             loop.save(out / "drafter.pt", model=drafter.state_dict(), optimizers=optimizers.state_dict(), step=step,
                       minutes=clock.spent, config=asdict(drafter.config))
 
-    def report(loss: float) -> None:
+    def report() -> None:
         with torch.no_grad():
             _, held_acceptance, own = score(held)
             _, own_acceptance, _ = score(held, own)
         if accelerator.is_main_process:
-            loop.log(out / "drafter.jsonl", step=step, minutes=clock.spent, loss=loss,
-                     acceptance=sum(accepted[-50:]) / max(1, len(accepted[-50:])), held_out=held_acceptance.item(),
-                     held_out_own=own_acceptance.item())
+            trained = {"acceptance": sum(accepted[-50:]) / len(accepted[-50:])} if accepted else {}
+            loop.log(out / "drafter.jsonl", step=step, minutes=clock.spent, **trained,
+                     held_out=held_acceptance.item(), held_out_own=own_acceptance.item())
 
     def over() -> bool:  # all processes stop at the same step
         spent = torch.tensor(float(clock.done), device=target.device)
         return bool(accelerator.reduce(spent, "sum") > 0)
 
     if not step:
-        report(float("nan"))  # before any training
+        report()  # before any training
     try:
         while not over():
             taken = batches(batch)
@@ -228,9 +228,11 @@ def train(target: Transformer, batches: Callable[[int], Shown], held: Shown, sam
             accepted.append(acceptance.item())
             step += 1
             if step % 50 == 0:
-                report(loss.item())
+                report()
             if step % 200 == 0:
                 keep()
+        if step % 50:
+            report()
     finally:
         keep()
     return drafter
