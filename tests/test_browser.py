@@ -221,7 +221,7 @@ def test_an_error_stands_beside_its_field(visit, site):
     page.fill("#knob-seed input", "3")
     page.fill(PROMPT, "")
     page.click("#generate")
-    page.wait_for_selector("#chips .field-error")
+    page.wait_for_selector("#promptline + .field-error")
     assert page.locator(".field-error").count() == 1
     assert "<img" not in page.content().replace("<img ", "")
     generate(page, "<img src=x onerror=alert(1)> fox")
