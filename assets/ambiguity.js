@@ -243,7 +243,7 @@ Lantern.ambiguity = (element, props, watch, ask, server) => {
     csv: () => Lantern.file('tokens.csv', Lantern.csv([['token', 'row', 'column', 'step', 'code', 'origin', 'accepted_length', 'entropy_bits', 'plain_entropy_bits', 'top1', 'interchangeable', 'agreement'],
       ...run.steps.flatMap(each => each.tokens.map((code, i) => [each.at + i, code])).map(([i, code]) => [i, Math.floor(i / run.grid), i % run.grid, run.step[i], code,
         { a: 'strict', x: 'pooling', e: 'target' }[run.values.origin[i]], run.values.length[i], ...['entropy', 'plain_entropy', 'top1', 'interchangeable', 'agreement'].map(name => run.places && run.places[name][i])])]), 'text/csv'),
-    link: () => Lantern.copy(Lantern.link({ view: 'Ambiguity', run: run.id }), word),
+    link: () => Lantern.copy(Lantern.linkTo({ view: 'Ambiguity', run: run.id }), word),
   };
   element.querySelectorAll('[data-save]').forEach(save => {
     if (save.dataset.save !== 'link') save.insertAdjacentHTML('afterbegin', Lantern.icons.down);

@@ -60,7 +60,9 @@ addEventListener('click', event => {
   else Lantern.linked.tab = tab.textContent.trim();
 }, true);
 Lantern.openTab = name => {
-  const tab = [...document.querySelectorAll('#tabs [role="tab"]')].find(each => each.textContent.trim() === name);
+  // On a phone the tabs that do not fit are plain buttons in the bar's menu.
+  const all = document.querySelectorAll('#tabs [role="tab"], #tabs .overflow-menu button');
+  const tab = [...all].find(each => each.textContent.trim() === name);
   if (tab) tab.click();
 };
 

@@ -59,9 +59,9 @@ Lantern.copy = async (text, word) => {
 /* ---- another view, at a step: a tab of the page; what is asked for waits until its component is there ---- */
 Lantern.visit = (tab, place) => {
   Lantern.emit('open', { tab, ...place });
-  [...document.querySelectorAll('#tabs button[role="tab"]')].find(button => button.textContent.trim() === tab)?.click();
+  Lantern.openTab(tab);
 };
-Lantern.link = place => {
+Lantern.linkTo = place => {
   const url = new URL(location.href);
   url.search = new URLSearchParams(place);
   url.hash = '';
@@ -71,9 +71,9 @@ Lantern.link = place => {
   const query = new URLSearchParams(location.search), tab = query.get('view');
   const place = { run: query.get('run') || '', step: Number(query.get('step')) || 0, node: Number(query.get('node')) || 0 };
   const wait = ['Step inspector', 'Ambiguity'].includes(tab) && setInterval(() => {
-    const button = [...document.querySelectorAll('#tabs button[role="tab"]')].find(each => each.textContent.trim() === tab);
-    if (!button) return;                                         // gradio makes the tabs after the page has loaded
-    if (button.getAttribute('aria-selected') === 'true') clearInterval(wait); else Lantern.visit(tab, place);
+    const open = document.querySelector('#tabs [role="tab"][aria-selected="true"]');
+    if (!open) return;                                           // gradio makes the tabs after the page has loaded
+    if (open.textContent.trim() === tab) clearInterval(wait); else Lantern.visit(tab, place);
   }, 100);
 }
 

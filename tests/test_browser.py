@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import synthetic
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import TimeoutError, sync_playwright
 from serving import serve, toy_pipeline
 
 from app import MODEL, catalogue, load_model, record
@@ -77,6 +77,18 @@ def visit(browser):
     for page in pages:
         page.context.close()
     assert not faults, faults
+
+
+def open_tab(page, name: str, ready: str) -> None:
+    """Open a view as its link does, until it is there: a click before the page has woken up is lost."""
+    for _ in range(12):
+        page.evaluate("name => Lantern.openTab(name)", name)
+        try:
+            page.wait_for_selector(ready, timeout=5_000)
+            return
+        except TimeoutError:
+            continue
+    page.wait_for_selector(ready)
 
 
 def state(page) -> str:

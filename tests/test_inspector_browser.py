@@ -7,7 +7,7 @@ import random
 
 import pytest
 from serving import serve, toy_pipeline
-from test_browser import browser, generate, overflow, pytestmark, visit  # noqa: F401
+from test_browser import browser, generate, open_tab, overflow, pytestmark, visit  # noqa: F401
 
 from app import record
 from app.inspector import inside
@@ -43,11 +43,6 @@ def site():
 
 def text(page, view: str, part: str) -> str:
     return page.inner_text(f'#{view} [data-part="{part}"]')
-
-
-def open_tab(page, name: str, ready: str):
-    page.get_by_role("tab", name=name).click()
-    page.wait_for_selector(ready)
 
 
 INSPECTOR = "#inspector [data-step], #inspector[data-step]"

@@ -8,7 +8,7 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 from serving import serve, toy_pipeline
-from test_browser import browser, overflow, visit, wait_state  # noqa: F401
+from test_browser import browser, open_tab, overflow, visit, wait_state  # noqa: F401
 from test_browser import pytestmark as needs_chromium
 
 from app import record, treelab
@@ -121,8 +121,7 @@ def test_runs_of_one_rule_are_counted_together(outputs):
 def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
     url, demo = site
     page = visit(url, reduced_motion="reduce")
-    page.click('#tabs [role="tab"]:has-text("Tree lab")')
-    page.wait_for_selector("#treelab svg")
+    open_tab(page, "Tree lab", "#treelab svg")
     shown = "document.querySelector('#treelab [data-part=expected]').textContent"
     table = treelab.groups(demo.worker)[0].table
 
@@ -185,8 +184,7 @@ def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
 def test_the_page_predicts_as_the_library_does(visit, site, tuned):  # noqa: F811
     url, demo = site
     page = visit(url, reduced_motion="reduce")
-    page.click('#tabs [role="tab"]:has-text("Tree lab")')
-    page.wait_for_selector("#treelab .treelab.costed")
+    open_tab(page, "Tree lab", "#treelab .treelab.costed")
     table, known = treelab.groups(demo.worker)[0].table, treelab.cost(demo.worker)
     for text in ("1", "2", "4/2.1.0.0", "3/3/1/1", "6/2.1.1.1.0.0/3.2.1.0.0", PRESETS["lantern57"].text):
         tree = parse_tree(text)
@@ -204,7 +202,7 @@ def test_the_page_predicts_as_the_library_does(visit, site, tuned):  # noqa: F81
 @in_browser
 def test_codes_are_picked_and_exchanged(visit, site):  # noqa: F811
     page = visit(site[0])
-    page.click('#tabs [role="tab"]:has-text("Codebook")')
+    open_tab(page, "Codebook", "#codebook canvas")
     said = "document.querySelector('#codebook [data-part=said]').textContent"
     page.wait_for_function(f"/nearest is code/.test({said})")
     page.fill("#codebook-code", "7")
