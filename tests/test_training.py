@@ -141,3 +141,17 @@ def test_drafter_learns(tmp_path):
     after = drafting.batch_loss(trained, model, held, sampling, None, 0.3)
     assert after[0] < before[0] and after[1] > before[1]
     assert (tmp_path / "drafter.pt").exists()
+
+
+def test_muon_steps_along_the_nearest_orthogonal_matrix():
+    torch.manual_seed(0)
+    for shape in ((12, 30), (30, 12)):
+        start, gradient = torch.randn(shape), torch.randn(shape)
+        u, _, v = torch.linalg.svd(gradient, full_matrices=False)
+        assert torch.nn.functional.cosine_similarity(loop.orthogonal(gradient).flatten(), (u @ v).flatten(), 0) > 0.97
+        assert 0.6 < torch.linalg.svdvals(loop.orthogonal(gradient)).min()
+        weight = torch.nn.Parameter(start.clone())
+        weight.grad = gradient.clone()
+        loop.Muon([weight], lr=0.1, weight_decay=0.5).step()
+        moved = (start * 0.95 - weight.detach()).square().mean().sqrt()
+        assert abs(moved / (0.1 * 0.2) - 1) < 0.15  # root mean square 0.2 times the rate, as AdamW's updates have

@@ -10,6 +10,7 @@ import torch
 
 from .. import hub
 from ..drafter import DrafterConfig
+from ..pipeline import best_dtype
 from ..sampling import Sampling
 from ..transformer import Transformer
 from ..vq import Tokenizer
@@ -55,7 +56,7 @@ def _encoder(bundle: hub.Bundle) -> prior.Encode:
 
     @torch.no_grad()
     def encode(images: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=best_dtype(torch.device("cpu")) == torch.bfloat16):
             return bundle.tokenizer.encode(images)
 
     return encode
@@ -82,7 +83,7 @@ def train_drafter(args: argparse.Namespace) -> None:
     bundle = hub.load_bundle(args.model, torch.float32)
     fast = Transformer(bundle.target.config)
     fast.load_state_dict(bundle.target.state_dict())
-    hub.cast(fast, torch.bfloat16)
+    hub.cast(fast, best_dtype(torch.device("cpu")))
     sampling = Sampling(cfg_scale=bundle.defaults.get("cfg_scale", 3.0), top_k=bundle.defaults.get("top_k", 1000))
     pictures, rng = data.load_pictures(args.data), np.random.default_rng(args.seed)
     chosen = [pictures.records[i] for i in rng.choice(data.core(pictures), args.samples)]
@@ -108,7 +109,8 @@ def train_drafter(args: argparse.Namespace) -> None:
                              torch.cat([hidden[:, index], more[1].to(hidden)], dim=1))
 
     trained = drafter.train(bundle.target, batches, drafter.Shown(codes[held], hidden[:, held]), sampling, args.out,
-                            args.minutes, DrafterConfig(attention_norm=True, norm_eps=1e-5), args.batch, seed=args.seed)
+                            args.minutes, DrafterConfig(attention_norm=True, norm_eps=1e-5), args.batch, seed=args.seed,
+                            init=None if args.scratch or not bundle.drafter else bundle.drafter.state_dict())
     bundle.drafter = hub.cast(trained, torch.float32)
     hub.save_bundle(bundle, args.model)
 

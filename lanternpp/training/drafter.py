@@ -39,12 +39,11 @@ def sample(target: Transformer, words: Tensor, sampling: Sampling, generator: to
     config, count = target.config, len(words)
     length = config.prefix + config.image_tokens
     cache = target.new_cache(2 * count, length)
-    slots = torch.arange(length)
     x, positions = target.prefix_rows(words, guided=True), torch.arange(config.prefix)
     shift = target.caption_shift(x)
     states, codes = [], []
     for index in range(config.image_tokens):
-        mask = positions[:, None] >= slots
+        mask = positions[:, None] >= torch.arange(config.prefix + index)  # attention pays for the filled slots alone
         hidden = target(x.to(target.dtype), positions, cache, positions, mask)
         states.append(hidden)
         conditional, unconditional = target.head(hidden[:, -1]).float().chunk(2)
@@ -164,8 +163,11 @@ def new_drafter(target: Transformer, config: DrafterConfig) -> Drafter:
 
 def train(target: Transformer, batches: Callable[[int], Shown], held: Shown, sampling: Sampling, out: Path,
           minutes: float, config: DrafterConfig, batch: int = 8, weight: float = 1.0, muon_lr: float = 2e-3,
-          adam_lr: float = 1e-3, seed: int = 0, accelerator: Accelerator | None = None) -> Drafter:
+          adam_lr: float = 1e-3, seed: int = 0, accelerator: Accelerator | None = None,
+          init: dict[str, Tensor] | None = None) -> Drafter:
     """Train for `minutes` in all on batches(n) of n pictures; leaves out/drafter.pt, and the score on `held` in a log.
+
+    init: weights to begin with, random ones if None.
 
     Under accelerate each process draws its own batches and gradients are averaged.
     """
@@ -175,8 +177,8 @@ def train(target: Transformer, batches: Callable[[int], Shown], held: Shown, sam
     drafter.token_embedding.weight.requires_grad_(False)
     fast = best_dtype(target.device) == torch.bfloat16
     checkpoint = loop.resume(out / "drafter.pt")
-    if checkpoint:
-        drafter.load_state_dict(checkpoint["model"])
+    if checkpoint or init:
+        drafter.load_state_dict(checkpoint["model"] if checkpoint else init)
     optimizers = loop.Optimizers(drafter, muon_lr, adam_lr)
     step, clock = 0, loop.Clock(minutes)
     if checkpoint:
@@ -252,3 +254,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=1500, help="pictures to sample from the target")
     parser.add_argument("--minutes", type=float, default=20.0, help="training time in all, resumed time included")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scratch", action="store_true", help="with --data: start from random weights, not --model's")
