@@ -170,6 +170,11 @@ class Scorer(nn.Module):
         """Pictures (n, 3, H, W) in [-1, 1] -> unit vectors (n, d), as in `look`."""
         return self.look(pictures)[1]
 
+    @torch.inference_mode()
+    def embed_features(self, features: Tensor) -> Tensor:
+        """Features (n, F) of `look` -> the unit vectors (n, d) of the same pictures."""
+        return self.embed_images(features * self.spread + self.centre)
+
     def calibrate(self, pictures: Tensor) -> None:
         """Let features have mean 0 and variance 1 over these pictures (n, 3, H, W), n at least 2."""
         features = self.features(pictures) * self.spread + self.centre

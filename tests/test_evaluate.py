@@ -8,7 +8,7 @@ import toy
 from lanternpp import evaluate
 from lanternpp.evaluate import LOOKS, Seen, compare, default_prompts, floor_quantile, paint, painted
 from lanternpp.pipeline import LanternPipeline
-from lanternpp.scorer import parts
+from lanternpp.scorer import BUNDLED, Scorer, parts
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +88,15 @@ def test_the_floor_holds_its_level():
     passed = sum(evaluate.quality.frechet(seen(s).features, seen(0).features)
                  <= floor_quantile(seen(s), seen(0), seen(s + 100)) for s in range(1, 25))
     assert passed >= 20
+
+
+@pytest.mark.skipif(not (BUNDLED / "config.json").exists(), reason="the bundled scorer is not there")
+def test_the_bundled_scorer_sees_pictures_and_features_alike():
+    torch.manual_seed(0)
+    scorer, references = Scorer.load(), evaluate.References.load()
+    features, embedded = scorer.look(torch.rand(5, 3, 128, 128) * 2 - 1)
+    assert torch.allclose(scorer.embed_features(features), embedded, atol=1e-4)
+    prompts = default_prompts(60, 0)
+    rows = references.rows(prompts)
+    right, wrong = (evaluate.see(scorer, references.decoded[r], prompts).alignment() for r in (rows, rows.roll(1)))
+    assert right["top1"] > 0.8 > 0.1 > wrong["top1"]
