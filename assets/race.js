@@ -23,7 +23,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     if (run.state === 'done' && before.state !== 'done') finish(before.serial === run.serial);
     run.lanes.forEach((lane, i) => loadPicture(lane, painters[i]));
     Lantern.fieldError(run.error);
-    if (run.model) Lantern.emit('model', run.model);
+    if (value.model) Lantern.emit('model', value.model);          // what stands beside an older run tells no model
     Lantern.emit('shown', run);
     draw();
   };

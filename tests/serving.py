@@ -35,12 +35,23 @@ def toy_pipeline(pause: float = 0.0) -> LanternPipeline:
     return pipe
 
 
+OPEN: list[Any] = []  # pages that tests have open
+
+
+def leave(pages: list[Any]) -> None:
+    """Close pages, each with its browser context."""
+    for page in pages:
+        page.context.close()
+        OPEN.remove(page)
+
+
 @contextmanager
 def serve(load: Callable[[], Any], recordings: Path = Path("/nonexistent")) -> Iterator[tuple[str, Any]]:
-    """The page's address and its demo while it is served."""
+    """The page's address and its demo while it is served; at the end those who look at it leave before it stops."""
     demo = build_demo(load, recordings)
     _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, **launch_options())
     try:
         yield url, demo
-    finally:
+    finally:  # a page whose server is gone reports errors, and rightly so
+        leave([page for page in OPEN if page.url.startswith(url)])
         demo.close()

@@ -4,10 +4,12 @@ import csv
 import io
 import json
 import random
+import re
 
 import pytest
+from playwright.sync_api import expect
 from serving import serve, toy_pipeline
-from test_browser import browser, generate, open_tab, overflow, pytestmark, visit  # noqa: F401
+from test_browser import browser, generate, open_tab, overflow, part, pytestmark, visit  # noqa: F401
 
 from app import record
 from app.inspector import inside
@@ -41,8 +43,10 @@ def site():
         yield url, demo
 
 
-def text(page, view: str, part: str) -> str:
-    return page.inner_text(f'#{view} [data-part="{part}"]')
+def said(page, view: str, name: str, *words: str | re.Pattern) -> None:
+    """Assert that a part of a view comes to hold these words."""
+    for each in words:
+        expect(part(page, name, view)).to_contain_text(each)
 
 
 INSPECTOR = "#inspector [data-step], #inspector[data-step]"
@@ -56,33 +60,33 @@ def test_inspector_on_a_recorded_run_without_a_model(recorded_site, visit):  # n
     open_tab(page, "Step inspector", INSPECTOR)
     strip = page.locator('#inspector [data-part="strip"]')
     strip.press("Home")
-    assert text(page, "inspector", "where").startswith(f"Step 1 of {trace.steps}")
+    said(page, "inspector", "where", re.compile(f"^Step 1 of {trace.steps}"))
     page.locator('#inspector .node[data-n="2"]').click()
     page.wait_for_function("document.querySelector('#inspector [data-part=maths]').textContent.includes('m =')")
     event = trace.events[1]
-    numbers = text(page, "inspector", "numbers")
-    for value in (event.q[1], event.p[1], event.mass[1]):
-        assert f"{value:.4f}" in numbers
+    said(page, "inspector", "numbers", *(f"{value:.4f}" for value in (event.q[1], event.p[1], event.mass[1])))
     if event.verdicts[1] in "axr":
-        assert f"u = {detail.uniform[1, 1]:.3f}" in page.inner_text('#inspector [data-part="line"]')
+        said(page, "inspector", "line", f"u = {detail.uniform[1, 1]:.3f}")
 
     # what if: the strict end of both sliders pools nothing
     page.locator('#inspector input[aria-label="What if k"]').press("Home")
-    assert "k = 0" in text(page, "inspector", "if-caption") and "strict" in text(page, "inspector", "pool-caption")
+    said(page, "inspector", "if-caption", "k = 0")
+    said(page, "inspector", "pool-caption", "strict")
 
     # keyboard: from the second child to the third, down to its child, steps on the strip, play and pause
     page.keyboard.press("Escape")
     page.locator('#inspector .node[data-n="2"]').focus()
     page.keyboard.press("ArrowDown")
-    assert page.locator('#inspector .node[aria-selected="true"]').get_attribute("data-n") == "3"
+    selected = page.locator('#inspector .node[aria-selected="true"]')
+    expect(selected).to_have_attribute("data-n", "3")
     page.keyboard.press("ArrowRight")
-    assert page.locator('#inspector .node[aria-selected="true"]').get_attribute("data-n") == "8"
+    expect(selected).to_have_attribute("data-n", "8")
     strip.press("ArrowRight")
-    assert text(page, "inspector", "where").startswith("Step 2 ")
+    said(page, "inspector", "where", re.compile("^Step 2 "))
     strip.press(" ")
     page.wait_for_function("document.querySelector('#inspector [data-part=where]').textContent.startsWith('Step 3')")
     strip.press(" ")
-    assert "Play" in text(page, "inspector", "play")
+    said(page, "inspector", "play", "Play")
 
     with page.expect_download() as saved:
         page.click('#inspector [data-save="csv"]')
@@ -104,14 +108,13 @@ def test_ambiguity_on_a_recorded_run_and_on_a_phone(recorded_site, visit):  # no
     for _ in range(16):
         big.press("ArrowLeft")
     big.press("ArrowRight")
-    assert "token 2 ·" in text(page, "ambiguity", "place")
-    assert f"{detail.entropy[1]:.2f} bits" in text(page, "ambiguity", "numbers")
-    assert f"{detail.entropy[1]:.2f} bits" in big.get_attribute("aria-valuetext")
+    said(page, "ambiguity", "place", "token 2 ·")
+    said(page, "ambiguity", "numbers", f"{detail.entropy[1]:.2f} bits")
+    expect(big).to_have_attribute("aria-valuetext", re.compile(f"{detail.entropy[1]:.2f} bits"))
     page.locator("#ambiguity .mini", has_text="Where it came from").click()
     pooled = trace.summary()["relaxed_only"]
-    assert f"Accepted only by pooling, {pooled}" in text(page, "ambiguity", "histogram-legend")
-    page.wait_for_function("document.querySelector('#ambiguity [data-part=difference-words]').textContent")
-    assert f"Mean {trace.summary()['accepted_length']:.2f}" in text(page, "ambiguity", "difference-words")
+    said(page, "ambiguity", "histogram-legend", f"Accepted only by pooling, {pooled}")
+    said(page, "ambiguity", "difference-words", f"Mean {trace.summary()['accepted_length']:.2f}")
     with page.expect_download() as saved:
         page.click('#ambiguity [data-save="csv"]')
     rows = list(csv.DictReader(io.StringIO(saved.value.path().read_text())))
@@ -131,7 +134,7 @@ def test_a_link_opens_the_inspector_at_its_step(recorded_site, visit):  # noqa: 
     page = visit(f"{url}?view=Step+inspector&run={outputs[2].trace.run_id}&step=2&node=4")
     page.wait_for_selector(INSPECTOR)
     page.wait_for_function("document.querySelector('#inspector [data-part=name]').textContent.startsWith('Draft 4')")
-    assert text(page, "inspector", "where").startswith("Step 2 ")
+    said(page, "inspector", "where", re.compile("^Step 2 "))
 
 
 def test_a_finished_run_is_looked_into_and_judged_alike_in_the_browser(site, visit):  # noqa: F811

@@ -1,5 +1,6 @@
 """The Codebook and Tree lab views: their endpoints, and in headless Chromium what a visitor does with them."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
@@ -7,8 +8,9 @@ from xml.etree import ElementTree
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
+from playwright.sync_api import expect
 from serving import serve, toy_pipeline
-from test_browser import browser, open_tab, overflow, visit, wait_state  # noqa: F401
+from test_browser import browser, open_tab, overflow, part, soon, visit, wait_state  # noqa: F401
 from test_browser import pytestmark as needs_chromium
 
 from app import record, treelab
@@ -122,15 +124,16 @@ def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
     url, demo = site
     page = visit(url, reduced_motion="reduce")
     open_tab(page, "Tree lab", "#treelab svg")
-    shown = "document.querySelector('#treelab [data-part=expected]').textContent"
+    shown = "Number(document.querySelector('#treelab [data-part=expected]').textContent)"
     table = treelab.groups(demo.worker)[0].table
 
     def check(tree: Tree) -> None:
         page.wait_for_function(
             "count => document.querySelectorAll('#treelab [data-node]').length === count", arg=len(tree.parents)
         )
-        assert page.input_value("#lab-paths").count("[") == tree.nodes + 1
-        assert float(page.evaluate(shown)) == pytest.approx(expected_accepted_length(tree, table), abs=0.006)
+        soon(page, lambda: page.input_value("#lab-paths").count("["), tree.nodes + 1)
+        length = expected_accepted_length(tree, table)
+        soon(page, lambda: page.evaluate(shown), pytest.approx(length, abs=0.006))
 
     check(parse_tree("3,2"))  # the Race's own
     page.select_option("#lab-start", label="4 tokens: 4")
@@ -150,7 +153,7 @@ def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
     page.fill("#lab-paths", "[[0], [2]]")
     page.keyboard.press("Tab")
     page.wait_for_selector('#treelab [data-part="error"]:not([hidden])')
-    assert "skips a sibling" in page.inner_text('#treelab [data-part="error"]')
+    expect(part(page, "error", "treelab")).to_contain_text("skips a sibling")
     page.fill("#lab-paths", "[[0], [1], [0, 0]]")
     page.keyboard.press("Tab")
     check(parse_tree("2/1.0"))
@@ -161,20 +164,19 @@ def test_a_tree_is_edited_foretold_and_run(visit, site):  # noqa: F811
         drawing.count('role="treeitem"') == 4 and "var(" not in drawing and ElementTree.fromstring(drawing) is not None
     )
     page.click('#treelab [data-action="save"]')
-    assert page.inner_text('#treelab [data-action="save"]') == "Forget preset"
+    expect(page.locator('#treelab [data-action="save"]')).to_have_text("Forget preset")
     serial = page.eval_on_selector("[data-serial]", "element => Number(element.dataset.serial)")
     page.click('#treelab [data-action="race"]')
     page.wait_for_function(
         "serial => Number(document.querySelector('[data-serial]').dataset.serial) > serial", arg=serial
     )
     wait_state(page, "done")
-    assert page.input_value("#knob-branching textarea, #knob-branching input") == "2/1.0"
+    expect(page.locator("#knob-branching textarea, #knob-branching input")).to_have_value("2/1.0")
     made = [output.trace for output in demo.worker.runs.values() if output.trace.header["method"] != "ar"]
     assert made[-1].header["tree"]["parents"] == [-1, 0, 0, 1]
     page.evaluate("Lantern.openTab('Tree lab')")
     page.wait_for_function("!/–/.test(document.querySelector('#treelab [data-part=measured]').textContent)")
-    again = visit(url, 390, 844)
-    again.goto(page.evaluate("Lantern.link(Lantern.knobs)"))  # opens this tab, with this tree
+    again = visit(page.evaluate("Lantern.link(Lantern.knobs)"), 390, 844)  # opens this tab, with this tree
     again.wait_for_selector("#treelab svg")
     again.wait_for_function("document.querySelector('#lab-paths').value === '[[0], [1], [0,0]]'")
     assert overflow(again) <= 0
@@ -193,10 +195,10 @@ def test_the_page_predicts_as_the_library_does(visit, site, tuned):  # noqa: F81
         page.wait_for_function(
             "count => document.querySelectorAll('#treelab [data-node]').length === count", arg=len(tree.parents)
         )
-        shown = float(page.inner_text('#treelab [data-part="predicted"]').removesuffix("×"))
-        assert shown == pytest.approx(known.speedup(tree, table), abs=0.006)
-        shown = float(page.inner_text('#treelab [data-part="step"]'))
-        assert shown == pytest.approx(1000 * tuned.step(tree), abs=0.06)
+        shown = "name => parseFloat(document.querySelector(`#treelab [data-part=${name}]`).textContent)"
+        figures = {"predicted": (known.speedup(tree, table), 0.006), "step": (1000 * tuned.step(tree), 0.06)}
+        for name, (value, rounding) in figures.items():
+            soon(page, lambda: page.evaluate(shown, name), pytest.approx(value, abs=rounding))  # noqa: B023
 
 
 @in_browser
@@ -209,24 +211,24 @@ def test_codes_are_picked_and_exchanged(visit, site):  # noqa: F811
     page.keyboard.press("Tab")
     page.wait_for_function(f"{said}.startsWith('Code 7:')")
     near = nearest_codes(toy_pipeline().bundle.tokenizer.codebook, 3)[7].tolist()
-    assert [page.get_attribute(f"#codebook .patch >> nth={i}", "aria-label").split(",")[0] for i in range(3)] == [
-        f"Neighbour {i + 1}: code {code}" for i, code in enumerate(near)
-    ]
+    for i, code in enumerate(near):
+        expect(page.locator("#codebook .patch").nth(i)).to_have_attribute(
+            "aria-label", re.compile(f"^Neighbour {i + 1}: code {code},")
+        )
     page.click("#codebook .patch >> nth=1")
     page.wait_for_function(f"{said}.startsWith('Code {near[1]}:')")
     page.focus('#codebook [data-part="map"]')
     page.keyboard.press("ArrowLeft")
     page.wait_for_function(f"!{said}.startsWith('Code {near[1]}:')")
-    facts = '#codebook [data-part="swapped-facts"]'
-    page.wait_for_function("/dB/.test(document.querySelector('#codebook [data-part=swapped-facts]').textContent)")
-    before = page.inner_text(facts)
+    facts = part(page, "swapped-facts", "codebook")
+    expect(facts).to_contain_text("dB")
+    before = facts.text_content()
     page.focus('#codebook [data-part="j"] input[type=range]')
     page.keyboard.press("ArrowRight")
-    assert page.inner_text(facts) != before and "Neighbour 20" in page.inner_text(
-        '#codebook [data-part="swapped-title"]'
-    )
+    expect(facts).not_to_have_text(before)
+    expect(part(page, "swapped-title", "codebook")).to_contain_text("Neighbour 20")
     page.keyboard.press("Home")
-    assert "identical" in page.inner_text(facts)
+    expect(facts).to_contain_text("identical")
     with page.expect_download() as caught:
         page.click('#codebook [data-action="near"]')
     assert caught.value.suggested_filename.endswith(".csv")
