@@ -11,7 +11,7 @@ from app import zero  # isort: skip  # before torch
 
 import gradio as gr
 
-from app import ambiguity, api, codebook, html, inspector, record, session, stage, theme, treelab, views
+from app import ambiguity, api, codebook, html, inspector, learn, record, session, stage, theme, treelab, views
 from app.catalogue import choices_for, command_line, model_facts, weights
 from lanternpp.hub import BUNDLED as MODEL
 
@@ -38,6 +38,7 @@ def build_demo(
     book = codebook.Book(worker, Path(start) if Path(start).is_dir() and not load else None)
     with gr.Blocks(title="LANTERN++ demo", fill_width=True, analytics_enabled=False, delete_cache=(3600, 3600)) as demo:
         html.header(stage.model_line(first.about))
+        learn.panel(worker)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race"):
                 knobs = views.race_view(demo, worker, recorded, choices, start)
@@ -49,6 +50,8 @@ def build_demo(
                 codebook.view(book, worker, recorded)
             with gr.Tab("Tree lab"):
                 treelab.view(worker, knobs)
+            with gr.Tab("Learn"):
+                learn.view()
         api.endpoints(worker, first.about["defaults"])
         inspector.endpoint(worker)
         codebook.endpoint(book, worker)
@@ -74,7 +77,7 @@ def launch_options() -> dict[str, Any]:
     """What gradio 6 takes at launch: looks, limits, and nothing that leaves the machine."""
     return {
         "theme": theme.build_theme(),
-        "css": "\n".join((html.ASSETS / name).read_text() for name in ("style.css", "lab.css")),
+        "css": "\n".join((html.ASSETS / name).read_text() for name in ("style.css", "lab.css", "learn.css")),
         "head": html.head(),
         "footer_links": ["api", "settings"],
         "max_file_size": "1mb",

@@ -29,13 +29,15 @@ Lantern.ambiguity = (element, props, watch, ask, server) => {
     next.depths = Lantern.layout(next.parents).depth;
     next.children = next.parents.map((_, n) => next.parents.flatMap((parent, child) => (parent === n ? [child] : [])));
   };
-  const show = next => {
+  const show = (next, place = {}) => {
     run = next;
     if (!run.values) read(run);
     if (run.places) {                                            // a scale that all but a few tokens of this run lie on
       const sorted = [...run.places.interchangeable].sort((a, b) => a - b), most = sorted[Math.floor(0.95 * sorted.length)];
       MAPS[2].high = [4, 8, 12, 20, 40, 80, 160, 400].find(high => most <= high) || 1000;
     }
+    if (place.map) { map = MAPS.find(each => each.key === place.map); element.dataset.chosen = map.key; }
+    if (place.cell !== undefined) cell = element.dataset.cell = place.cell;
     if (!known(map)) map = MAPS[3]; else if (map === MAPS[3] && !element.dataset.chosen) [map] = MAPS;
     cell = Lantern.clamp(element.dataset.cell ? cell : Math.floor(run.step.length * 0.47), 0, run.step.length - 1);
     element.dataset.cell = cell;
@@ -256,5 +258,6 @@ Lantern.ambiguity = (element, props, watch, ask, server) => {
   Lantern.segments(part('overlay'), ['With outline', 'Map alone', 'Picture'], over, 'Show the map', label => { over = label; redrawBig(); });
   new ResizeObserver(() => run && figures()).observe(part('histogram'));
   Lantern.on('theme', () => { if (run) { buttons.forEach(({ redraw }) => redraw()); figures(); } });
+  Lantern.placeOf.ambiguity = () => (run ? { run: run.id } : {});
   const view = Lantern.runOnView(element, props, watch, ask, server, 'Ambiguity', show);
 };

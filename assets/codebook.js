@@ -91,10 +91,10 @@ Lantern.codebook = (element, props, server) => {
   });
 
   /* ---- one code ---- */
-  const pick = async (index, linked = true) => {
+  Lantern.placeOf.codebook = () => (near ? { code } : {});
+  const pick = async index => {
     code = Lantern.clamp(Math.round(index) || 0, 0, count() - 1);
     part('field').value = code;
-    if (linked) Lantern.linked.code = code;
     redraw();
     const mine = ++asked, answer = await server.near(code).catch(() => null);
     if (mine !== asked || !answer) return;                       // a later pick wins
@@ -169,7 +169,7 @@ Lantern.codebook = (element, props, server) => {
         values: [...KS.filter(each => each < count() - 1), Math.min(1000, count() - 1)], change: value => { k = value; show(); },
       });
       const linked = new URLSearchParams(location.search).get('code');
-      await pick(/^\d{1,6}$/.test(linked) ? Number(linked) : props.value.start, false);
+      await pick(/^\d{1,6}$/.test(linked) ? Number(linked) : props.value.start);
     }
     if (plane && !atlas) {
       const source = await server.atlas('').catch(() => null);

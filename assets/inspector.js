@@ -273,7 +273,7 @@ Lantern.inspector = (element, props, watch, ask, server) => {
     csv: () => Lantern.file('drafts.csv', Lantern.csv([['step', 'position', 'node', 'parent', 'depth', 'code', 'q', 'r', 'm', 'u', 'verdict'],
       ...run.steps.flatMap((each, s) => each.drafted.map((code, i) => [s, each.at + run.depths[i + 1] - 1, i + 1, run.parents[i + 1], run.depths[i + 1], code,
         each.q[i], each.r[i], each.m[i], each.u && each.u[i], each.verdicts[i]]))]), 'text/csv'),
-    link: () => Lantern.copy(Lantern.linkTo({ view: 'Step inspector', run: run.id, step: cur, node: sel }), word),
+    link: () => Lantern.copy(Lantern.linkTo({ view: 'Step inspector', ...Lantern.placeOf['step-inspector']() }), word),
   };
   element.querySelectorAll('[data-save]').forEach(save => {
     if (save.dataset.save !== 'link') save.insertAdjacentHTML('afterbegin', Lantern.icons.down);
@@ -282,5 +282,6 @@ Lantern.inspector = (element, props, watch, ask, server) => {
   new ResizeObserver(() => run && drawTree()).observe(part('wrap'));
   Lantern.on('theme', () => run && drawTree());
   button();
+  Lantern.placeOf['step-inspector'] = () => (run ? { run: run.id, step: cur, node: sel } : {});
   Lantern.runOnView(element, props, watch, ask, server, 'Step inspector', show);
 };

@@ -250,26 +250,9 @@ Lantern.fieldError = error => {
   if (input && error.field) input.setAttribute('aria-invalid', 'true');
 };
 
-/* A link that brings back prompt, seed and every knob that the method uses; `linked` holds what other views add. */
-Lantern.linked = {};
-Lantern.link = knobs => {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(knobs)) {
-    if (value === null || value === undefined || value === '') continue;
-    if (name === 'branching' && knobs.tree !== 'custom') continue;
-    if ((name === 'lam' || name === 'gamma') && !/lanternpp|annealed|coupled-relaxed/.test(knobs.method)) continue;
-    if ((name === 'delta' && knobs.method !== 'lantern') || (name === 'gamma' && knobs.method !== 'annealed')) continue;
-    if ((name === 'k' || name === 'order') && /^(exact|coupled|eagle2)$/.test(knobs.method)) continue;
-    query.set(name, value);
-  }
-  for (const [name, value] of Object.entries(Lantern.linked)) query.set(name, value);
-  return `${location.origin}${location.pathname}?${query}`;
-};
 Lantern.header = (element, text) => {
   const model = element.querySelector('.model'), button = element.querySelector('button');
   model.textContent = text;
-  const tab = new URLSearchParams(location.search).get('tab');
-  if (tab) setTimeout(() => Lantern.openTab(tab), 0);
   Lantern.on('model', loaded => { model.textContent = loaded; });
   button.addEventListener('click', async () => {
     const link = Lantern.link(Lantern.knobs), label = button.querySelector('span');

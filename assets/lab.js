@@ -1,4 +1,4 @@
-/* What the lab's views share: a slider over given values, files made in the browser, tabs, and the link's own part. */
+/* What the lab's views share: a slider over given values, files made in the browser, axes. */
 
 /* A range over `values` with a field for the exact number; `change` is called with the value. Returns a setter. */
 Lantern.slider = (box, { label, values, value, change, help = '' }) => {
@@ -50,20 +50,6 @@ Lantern.svgFile = svg => {
   copy.setAttribute('width', width);
   copy.setAttribute('height', height);
   return copy.outerHTML.replace(/var\((--[\w-]+)\)/g, (_, name) => Lantern.css(name));
-};
-
-/* The open tab is part of the link, the first one aside. */
-addEventListener('click', event => {
-  const tab = event.target.closest && event.target.closest('#tabs [role="tab"]');
-  if (!tab) return;
-  if (tab.textContent.trim() === 'Race') delete Lantern.linked.tab;
-  else Lantern.linked.tab = tab.textContent.trim();
-}, true);
-Lantern.openTab = name => {
-  // On a phone the tabs that do not fit are plain buttons in the bar's menu.
-  const all = document.querySelectorAll('#tabs [role="tab"], #tabs .overflow-menu button');
-  const tab = [...all].find(each => each.textContent.trim() === name);
-  if (tab) tab.click();
 };
 
 /* Ticks of a logarithmic axis from 1 to `top`. */

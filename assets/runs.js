@@ -56,27 +56,6 @@ Lantern.copy = async (text, word) => {
   try { await navigator.clipboard.writeText(text); word.textContent = 'Copied.'; } catch { word.textContent = text; }
 };
 
-/* ---- another view, at a step: a tab of the page; what is asked for waits until its component is there ---- */
-Lantern.visit = (tab, place) => {
-  Lantern.emit('open', { tab, ...place });
-  Lantern.openTab(tab);
-};
-Lantern.linkTo = place => {
-  const url = new URL(location.href);
-  url.search = new URLSearchParams(place);
-  url.hash = '';
-  return url.href;
-};
-{
-  const query = new URLSearchParams(location.search), tab = query.get('view');
-  const place = { run: query.get('run') || '', step: Number(query.get('step')) || 0, node: Number(query.get('node')) || 0 };
-  const wait = ['Step inspector', 'Ambiguity'].includes(tab) && setInterval(() => {
-    const open = document.querySelector('#tabs [role="tab"][aria-selected="true"]');
-    if (!open) return;                                           // gradio makes the tabs after the page has loaded
-    if (open.textContent.trim() === tab) clearInterval(wait); else Lantern.visit(tab, place);
-  }, 100);
-}
-
 /* ---- the run on view ----
    `show(run, place)` gets what app/inspector.py's `whole` tells, with its picture and patches loaded; again once the run was
    looked into. `note` says what is being waited for. */
@@ -146,7 +125,7 @@ Lantern.runOnView = (element, props, watch, ask, server, tab, show) => {
   Lantern.finishedBefore.forEach(add);
   Lantern.on('finished', add);
   if (!current && runs.length) open(runs[0].id);
-  Lantern.on('open', place => { if (place.tab === tab && place.run) open(place.run, place); });
+  Lantern.on('open', place => { if (Lantern.slug(place.tab) === Lantern.slug(tab) && place.run) open(place.run, place); });
   list();
   return { runs: () => runs, fetch: id => (kept.has(id) ? Promise.resolve(kept.get(id)) : fetchRun(id)) };
 };

@@ -259,10 +259,7 @@ Lantern.treeLab = (element, props, trigger, server) => {
       show();
     },
     link: async () => {
-      const before = Lantern.linked.tab;
-      Lantern.linked.tab = 'Tree lab';
       const link = Lantern.link({ ...Lantern.knobs, tree: 'custom', branching: Trees.text(root) });
-      Lantern.linked.tab = before;
       try { await navigator.clipboard.writeText(link); button('link').textContent = 'Copied'; } catch { history.replaceState(null, '', link); button('link').textContent = 'In the address bar'; }
       setTimeout(() => { button('link').textContent = 'Copy link'; }, 2000);
     },
