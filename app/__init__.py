@@ -38,10 +38,11 @@ def build_demo(
     book = codebook.Book(worker, Path(start) if Path(start).is_dir() and not load else None)
     with gr.Blocks(title="LANTERN++ demo", fill_width=True, analytics_enabled=False, delete_cache=(3600, 3600)) as demo:
         html.header(stage.model_line(first.about))
+        line = html.words("link-note")
         learn.panel(worker)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race"):
-                knobs = views.race_view(demo, worker, recorded, choices, start)
+                knobs = views.race_view(demo, worker, recorded, choices, start, line)
             with gr.Tab("Step inspector"):
                 inspector.inspector_view(worker, recorded)
             with gr.Tab("Ambiguity"):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,11 @@ class Choice:
         from lanternpp.pipeline import LanternPipeline
 
         return self.pipeline() if self.pipeline else LanternPipeline.from_pretrained(self.where, progress=progress)
+
+    @property
+    def name(self) -> str:
+        """What links call it: no path of this machine."""
+        return self.spec.name if self.spec else re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
     @cached_property
     def needs(self) -> int:

@@ -80,6 +80,12 @@ def opening(choice: Choice, bundled_style: str) -> dict[str, Any]:
     return changed
 
 
+def own_style(knobs: dict[str, gr.Component]) -> str:
+    """The style in which the page opens, for a model that reads one."""
+    style = knobs["style"].value
+    return style if style in params.STYLES and style != params.AS_TYPED else next(iter(params.STYLES))
+
+
 def wire(
     demo: gr.Blocks,
     worker: Worker,
@@ -91,9 +97,7 @@ def wire(
     visitor: Callable[[gr.Request | None], str],
 ) -> None:
     """A choice loads the model and sets the knobs; the list's facts come when the page is open."""
-    start = picker.value
-    style = knobs["style"].value if knobs["style"].value in params.STYLES else next(iter(params.STYLES))
-    style = style if style != params.AS_TYPED else next(iter(params.STYLES))
+    start, style = picker.value, own_style(knobs)
 
     def pick(name: str, request: gr.Request) -> Iterator[list]:
         choice, changed = choices[name], opening(choices[name], style)

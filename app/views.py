@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import gradio as gr
 
-from app import api, html, params, picker, race, record, stage, widgets
+from app import api, html, links, params, picker, race, record, stage, widgets
 from app.catalogue import Choice
 from app.session import Worker
 
@@ -18,9 +18,13 @@ def visitor(request: gr.Request | None) -> str:
 
 
 def race_view(
-    demo: gr.Blocks, worker: Worker, recordings: list[record.Recorded], choices: dict[str, Choice], start: str
+    demo: gr.Blocks, worker: Worker, recordings: list[record.Recorded], choices: dict[str, Choice], start: str,
+    line: gr.HTML,
 ) -> dict[str, gr.Component]:
-    """The Race tab: prompt and stage, the rail of knobs, the maps, the downloads. Returns its knobs."""
+    """The Race tab: prompt and stage, the rail of knobs, the maps, the downloads. Returns its knobs.
+
+    line: where the page says what a link asked for in vain.
+    """
     recorded = recordings[0] if recordings else None
     about, styled = choices[start].about, choices[start].styled
     opening = params.opening(about["defaults"], styled) | dict(zip(("prompt",), choices[start].examples, strict=False))
@@ -79,16 +83,8 @@ def race_view(
 
     stop.click(end, queue=False, show_progress="hidden", api_visibility="private")
 
-    follow = f"(...values) => {{ Lantern.page({list(params.PAGE)}, values); return []; }}"
     client = {"fn": None, "show_progress": "hidden", "api_visibility": "private", "queue": False}
     dice.click(**client, outputs=knobs["seed"], js="() => Math.floor(Math.random() * 100000)")
     chips.pick(**client, inputs=chips, outputs=knobs["prompt"], js="prompt => prompt")
-    gr.on([knob.change for name, knob in knobs.items() if name != "k"], **client, inputs=inputs, js=follow)
-
-    def from_link(request: gr.Request) -> list:
-        found = params.from_query(dict(request.query_params), about.get("codes")) if request else {}
-        return [found.get(name, gr.skip()) for name in params.PAGE]
-
-    opened = demo.load(from_link, None, inputs, queue=False, show_progress="hidden", api_visibility="private")
-    opened.then(**client, inputs=inputs, js=follow)
+    links.wire(demo, worker, choices, models, note, line, knobs, chips, visitor)
     return knobs
