@@ -34,6 +34,8 @@ def build_demo(
     worker = session.Worker(first.load, weights(Path(start)), choices)
     recorded = record.load_all(recordings) if Path(start).resolve() == MODEL else []
     worker.recorded = {run: output for each in recorded for run, output in each.outputs().items()}
+    for each in recorded:
+        worker.measured.update(each.measured())
     worker.atlas = record.atlas(recordings)
     book = codebook.Book(worker, Path(start) if Path(start).is_dir() and not load else None)
     with gr.Blocks(title="LANTERN++ demo", fill_width=True, analytics_enabled=False, delete_cache=(3600, 3600)) as demo:

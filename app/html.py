@@ -12,16 +12,18 @@ import gradio as gr
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 STOPS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 300, 1000)  # of k: more neighbours matter less and less
-SCRIPTS = ("draw.js", "links.js", "race.js", "knobs.js", "maps.js", "runs.js", "inspector.js", "node.js",
+SCRIPTS = ("draw.js", "links.js", "steps.js", "race.js", "knobs.js", "maps.js", "runs.js", "inspector.js", "node.js",
            "ambiguity.js", "lab.js", "codebook.js", "trees.js", "treelab.js", "learn.js")
 
 _LANE = """<figure class="lane">
   <div class="name"><span class="slot"></span><strong></strong><em></em></div>
   <div class="well"><canvas role="img"></canvas><div class="over" hidden></div></div>
+  <p class="cap same" hidden></p>
+  <canvas class="steps" role="slider" tabindex="0" aria-valuemin="1"></canvas><div class="tip" hidden></div>
 </figure>"""
 
 _STAGE = f"""<div class="race">
-  {_LANE}{_LANE}
+  {_LANE * 3}
   <div class="score">
     <div><p class="cap" data-part="hero-cap"></p><p class="hero" data-part="hero"></p></div>
     <p class="hero-facts" data-part="facts"></p>
@@ -30,6 +32,9 @@ _STAGE = f"""<div class="race">
     <button type="button" class="btn sm wide" data-part="measure"></button>
   </div>
 </div>
+<div class="picked"><span data-part="picked"></span>
+  <a class="btn sm" data-part="inspect" href="#">Inspect this step</a>
+  <button type="button" class="btn sm" data-part="marks" aria-pressed="true" hidden>Marks</button></div>
 <div class="fig tracks"><canvas data-part="tracks" role="slider" tabindex="0" aria-label="Replay position"
   aria-valuemin="0"></canvas></div>
 <div class="transport">
@@ -66,6 +71,8 @@ _FOOT = """<div class="foot"><span class="lab">Keep this run</span>
 <button type="button" class="btn sm" data-action="pictures">Pictures, PNG</button>
 <button type="button" class="btn sm" data-action="traces">Traces, JSON</button>
 <button type="button" class="btn sm" data-action="figure">Maps, PNG</button>
+<button type="button" class="btn sm" data-action="gif">Race, GIF</button>
+<button type="button" class="btn sm" data-action="report">One-page report</button>
 <span class="help" data-part="said" role="status"></span></div>
 <p class="help timed">How it is timed: each lane runs alone, one after the other, on the same worker, dtype and mode.
 Warm-up is left out; reading the prompt and decoding the pixels are counted. The replay shows both from their true

@@ -5,6 +5,7 @@ No limit is stated here: every value goes through Settings.checked, which refuse
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from lanternpp.presets import offered
@@ -21,11 +22,15 @@ METHODS = {
     "lantern": "LANTERN, δ",
     "lanternpp": "LANTERN++, λ",
     "annealed": "Annealed, λ",
-    "coupled": "Same picture",
-    "coupled-relaxed": "Same picture, λ",
+    "coupled": "Coupled",
+    "coupled-relaxed": "Coupled, λ",
     "eagle2": "EAGLE-2",
 }
 CUSTOM = "custom"
+# The form of a method that paints AR's own picture at equal seed (lanternpp.coupled); EAGLE-2 does so by itself.
+SAME = {"exact": "coupled", "lanternpp": "coupled-relaxed", "eagle2": "eagle2"}
+CHOICES = {name: words for name, words in METHODS.items() if name == "eagle2" or name not in SAME.values()}
+NOTHING = "none"
 
 # The widgets of the page in the order in which handlers receive their values.
 PAGE = (
@@ -44,6 +49,8 @@ PAGE = (
     "temperature",
     "top_k",
     "top_p",
+    "same",
+    "against",
 )
 # Knobs that the baseline reads too: where they are equal, its run can be kept.
 SAMPLING = ("prompt", "seed", "cfg_scale", "temperature", "top_k", "top_p")
@@ -76,13 +83,41 @@ def uses(method: str) -> tuple[str, ...]:
 
 
 def from_page(*values: object) -> Settings:
-    """Checked settings from the page's widgets; an empty seed draws one."""
+    """Checked settings of the page's method; an empty seed draws one."""
+    return lanes(*values)[1]
+
+
+def lanes(*values: object) -> list[Settings]:
+    """Checked settings of every lane: plain AR, the page's method and, where one is chosen, the second method.
+
+    All at one seed, sampling and tree; each reads its own rule's knobs.
+    """
     page = dict(zip(PAGE, values, strict=True))
-    method, tree = page["method"], page["tree"]
     if not isinstance(page["style"], str) or page["style"] not in STYLES:
         raise SettingsError("style", f"The style {shortened(page['style'])} is unknown: choose {', '.join(STYLES)}.")
     if isinstance(page["prompt"], str) and any("\ud800" <= c <= "\udfff" for c in page["prompt"]):
         raise SettingsError("prompt", "The prompt holds half of a character, which cannot be sent back: remove it.")
+    method = _settings(page, rule(page["method"], page["same"]))
+    if page["against"] == NOTHING:
+        return [method.baseline(), method]
+    against = page["against"]
+    if not isinstance(against, str) or against not in METHODS:
+        offer = ", ".join((NOTHING, *METHODS))
+        raise SettingsError("against", f"There is no method {shortened(against)} to compare with: choose {offer}.")
+    if against == method.method:
+        raise SettingsError("against", f"{METHODS[against]} is in the second lane already: choose another method.")
+    second = _settings(page, against)
+    return [method.baseline(), method, replace(second, seed=method.seed)]
+
+
+def rule(method: object, same: object) -> object:
+    """The method that the page's choice and its switch "same picture" name; where no such form exists, the choice."""
+    if not isinstance(same, bool):
+        raise SettingsError("same", f"Same picture must be on or off, not {shortened(same)}: use true or false.")
+    return SAME.get(method, method) if same and isinstance(method, str) else method
+
+
+def _settings(page: Mapping[str, object], method: object) -> Settings:
     raw = {name: page[name] for name in ("seed", "cfg_scale", "temperature", "top_k", "top_p")}
     raw["seed"] = new_seed() if raw["seed"] in (None, "") else raw["seed"]
     used = uses(method) if isinstance(method, str) else ()
@@ -92,9 +127,15 @@ def from_page(*values: object) -> Settings:
     return Settings.checked(
         prompt=caption(page["prompt"], page["style"]),
         method=method,
-        tree=page["branching"] if tree == CUSTOM else tree,
+        tree=page["branching"] if page["tree"] == CUSTOM else page["tree"],
         **raw,
     )
+
+
+def chosen(method: str) -> dict[str, object]:
+    """The page's method and switch that name a method."""
+    choice = next((each for each, same in SAME.items() if same == method), method)
+    return {"method": choice, "same": choice != method}
 
 
 def baseline_key(settings: Settings) -> tuple:
@@ -121,6 +162,10 @@ def from_query(query: Mapping[str, str], codes: int | None = None) -> dict[str, 
                 method = "lantern" if name == "delta" else "lanternpp"
                 values[name] = Settings.checked(prompt="a", method=method, bound=text).bound
             elif name == "method" and text in METHODS:
+                values |= chosen(text) if text not in CHOICES else {name: text}
+            elif name == "same" and text in ("true", "false"):
+                values[name] = text == "true"
+            elif name == "against" and (text == NOTHING or text in METHODS):
                 values[name] = text
             elif name == "prompt":
                 values[name] = Settings.checked(prompt=text).prompt
@@ -141,9 +186,11 @@ def opening(defaults: Mapping[str, object], styled: bool = True) -> dict[str, ob
         "branching": "3, 2, 1, 1",
         "lam": values["bound"],
         "delta": BOUNDS["lantern"].default,
+        "against": NOTHING,
     }
     if values["method"] not in METHODS:  # plain AR is always there, as the baseline
         values["method"] = KNOBS["method"].default
+    page |= chosen(values["method"])
     if not (isinstance(values["tree"], str) and values["tree"] in PRESETS and PRESETS[values["tree"]].nodes):
         page |= {"tree": CUSTOM, "branching": str(values["tree"])}
     return {name: page[name] if name in page else values[name] for name in PAGE}
@@ -151,8 +198,8 @@ def opening(defaults: Mapping[str, object], styled: bool = True) -> dict[str, ob
 
 def of_run(header: Mapping[str, Any]) -> dict[str, object]:
     """The page's values at which a finished run was made."""
-    same = ("method", "k", "gamma", "order", "seed", "cfg_scale", "temperature", "top_k", "top_p")
-    values = {name: header[name] for name in same}
+    read = ("k", "gamma", "order", "seed", "cfg_scale", "temperature", "top_k", "top_p")
+    values = {name: header[name] for name in read} | chosen(header["method"])
     values["delta" if header["method"] == "lantern" else "lam"] = header["bound"]
     if header["tree"]["name"] in PRESETS:
         values["tree"] = header["tree"]["name"]

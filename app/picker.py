@@ -70,7 +70,7 @@ def opening(choice: Choice, bundled_style: str) -> dict[str, Any]:
     values = params.opening(choice.about["defaults"])
     codes = choice.about.get("codes")
     changed: dict[str, Any] = {
-        name: values[name] for name in ("method", "tree", "branching", "k", "cfg_scale", "temperature", "top_p")
+        name: values[name] for name in ("method", "same", "tree", "branching", "k", "cfg_scale", "temperature", "top_p")
     }
     high = codes or int(KNOBS["top_k"].high)
     changed["top_k"] = gr.Slider(value=min(values["top_k"], high), maximum=high)

@@ -17,44 +17,48 @@ _refused = itertools.count(1)  # of what does not
 
 
 def checked(action: Callable) -> Callable:
-    """Give an action the settings that the page's values make; what is refused becomes one value of the stage."""
+    """Give an action the lanes' settings that the page's values make; what is refused becomes one value of the stage.
+
+    The action yields (stage value, settings of the page's method).
+    """
 
     @functools.wraps(action)
     def run(worker: Worker, visitor: str, values: tuple) -> Iterator[tuple[dict, Any]]:
-        settings = None
+        lanes = [None, None]
         try:
-            settings = params.from_page(*values)
-            yield from action(worker, visitor, values, settings)
+            lanes = params.lanes(*values)
+            for value in action(worker, visitor, values, lanes):
+                yield value, lanes[1]
         except (SettingsError, Busy) as error:
-            yield aside({"field": getattr(error, "field", ""), "text": str(error)}), settings
+            yield aside({"field": getattr(error, "field", ""), "text": str(error)}), lanes[1]
 
     return run
 
 
 @checked
-def generate(worker: Worker, visitor: str, values: tuple, settings: Settings) -> Iterator[tuple[dict, Any]]:
-    """Decode the baseline, then the method, each alone; yields (stage value, settings)."""
-    yield from _play(worker, Job(visitor, [settings.baseline(), settings]), values, settings)
+def generate(worker: Worker, visitor: str, values: tuple, lanes: list[Settings]) -> Iterator[dict]:
+    """Decode the baseline, then the other lanes, each alone."""
+    yield from _play(worker, Job(visitor, lanes), values)
 
 
 @checked
-def again(worker: Worker, visitor: str, values: tuple, settings: Settings) -> Iterator[tuple[dict, Any]]:
-    """Decode the method again after a knob moved, beside the kept baseline; where none is kept, say what to press."""
-    if worker.adopt(visitor, settings):
+def again(worker: Worker, visitor: str, values: tuple, lanes: list[Settings]) -> Iterator[dict]:
+    """Decode again after a knob moved, beside the kept baseline; where none is kept, say what to press."""
+    if worker.adopt(visitor, lanes):
         return
-    if worker.baseline(visitor, settings) is None:
-        yield aside(hint="Press Generate to paint with these settings."), settings
+    if worker.baseline(visitor, lanes[0]) is None:
+        yield aside(hint="Press Generate to paint with these settings.")
         return
-    yield from _play(worker, Job(visitor, [settings.baseline(), settings], keep=True), values, settings)
+    yield from _play(worker, Job(visitor, lanes, keep=True), values)
 
 
 @checked
-def measure(worker: Worker, visitor: str, values: tuple, settings: Settings) -> Iterator[tuple[dict, Any]]:
-    """Measure pairs of baseline and method in one interleaved run; the lanes stay as they are."""
-    job = Job(visitor, [settings.baseline(), settings], pairs=PAIRS)
+def measure(worker: Worker, visitor: str, values: tuple, lanes: list[Settings]) -> Iterator[dict]:
+    """Measure every lane PAIRS times in one interleaved run; the lanes stay as they are."""
+    job = Job(visitor, lanes, pairs=PAIRS)
     worker.submit(job)
-    value = {"serial": next(_serial), "typed": list(values[:2]), "measuring": {"done": 0, "total": 2 * PAIRS}}
-    yield value, settings
+    value = {"serial": next(_serial), "typed": list(values[:2]), "measuring": {"done": 0, "total": len(lanes) * PAIRS}}
+    yield value
     for event in events(worker, job):
         match event:
             case ("progress", progress):
@@ -62,13 +66,16 @@ def measure(worker: Worker, visitor: str, values: tuple, settings: Settings) -> 
             case ("model", described):
                 about = described
             case ("pairs", result):
-                value |= {"measuring": None, "pairs": stage.pairs(result, settings, about)}
+                measured = [stage.pairs(result, each, about) for each in lanes[1:]]
+                for pairs in measured:
+                    worker.measured[about["model"], pairs["key"]] = pairs
+                value |= {"measuring": None, "pairs": measured}
             case ("stopped", _):
                 value |= {"measuring": None, "note": "Stopped, so nothing was measured"}
             case ("error", text):
                 value |= {"measuring": None, "error": {"field": "", "text": text}}
         if event[0] != "tick" and not job.replaced:
-            yield value, settings
+            yield value
 
 
 def aside(error: dict[str, str] | None = None, hint: str = "") -> dict[str, Any]:
@@ -76,15 +83,15 @@ def aside(error: dict[str, str] | None = None, hint: str = "") -> dict[str, Any]
     return {"refused": next(_refused), "error": error, "hint": hint}
 
 
-def _play(worker: Worker, job: Job, values: tuple, settings: Settings) -> Iterator[tuple[dict, Any]]:
+def _play(worker: Worker, job: Job, values: tuple) -> Iterator[dict]:
     """Submit a race and fold its events, at most PAINTS values a second and always the last."""
     worker.submit(job)
     lanes = [stage.new_lane(each.method, "waiting") for each in job.settings]
-    value = stage.stage("running", lanes, serial=next(_serial), typed=list(values[:2]), seed=settings.seed)
+    value = stage.stage("running", lanes, serial=next(_serial), typed=list(values[:2]), seed=job.settings[0].seed)
     began, shown = time.monotonic(), 0.0
     _wait_note(worker, job, value, began)
-    yield value, settings
-    traces: list[Any] = [None, None]
+    yield value
+    traces: list[Any] = [None] * len(lanes)
     for event in events(worker, job):
         fold(value, traces, event)
         if event[0] == "tick" and job.lane < 0:
@@ -94,9 +101,9 @@ def _play(worker: Worker, job: Job, values: tuple, settings: Settings) -> Iterat
             continue
         shown = now
         if not job.replaced:
-            yield value, settings
+            yield value
     if not job.replaced:
-        yield value, settings
+        yield value
 
 
 def fold(value: dict, traces: list, event: tuple) -> None:
@@ -113,11 +120,11 @@ def fold(value: dict, traces: list, event: tuple) -> None:
             stage.add_step(lanes[index], step, value)
         case ("done", index, output):
             kept = lanes[index].get("kept", False)
-            lanes[index] = stage.lane_of(output.trace, output.images[0])
-            lanes[index]["kept"] = kept
             traces[index] = output.trace
+            lanes[index] = stage.lane_of(output.trace, output.images[0], traces[0] if index else None)
+            lanes[index]["kept"] = kept
             if all(traces):
-                value |= {"state": "done", "speedup": stage.speedup(*traces)}
+                value["state"] = "done"
         case ("stopped", index):
             value["state"] = "stopped"
             for lane in lanes[index:]:

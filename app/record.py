@@ -42,6 +42,11 @@ class Recorded:
             for trace, image, detail in zip(self.traces, self.images, details, strict=True)
         }
 
+    def measured(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Its measured pairs by model and stage.key, as the worker keeps those of finished measurements."""
+        pairs = self.pairs and self.pairs | {"recorded": True}
+        return {(self.traces[0].header["model"], pairs["key"]): pairs} if pairs else {}
+
     def page(self) -> dict[str, Any]:
         """The page's values at which the method's run was made."""
         return params.of_run(self.traces[1].header) | {"prompt": self.prompt, "style": self.style}
@@ -52,7 +57,8 @@ class Recorded:
 
     def stage(self) -> dict[str, Any]:
         """The run as the stage plays it."""
-        lanes = [stage.lane_of(trace, image) for trace, image in zip(self.traces, self.images, strict=True)]
+        runs = zip(self.traces, self.images, strict=True)
+        lanes = [stage.lane_of(trace, image, self.traces[0] if at else None) for at, (trace, image) in enumerate(runs)]
         return stage.stage(
             "done",
             lanes[:2],
@@ -60,8 +66,7 @@ class Recorded:
             serial=0,
             recorded=True,
             typed=[self.prompt, self.style],
-            speedup=stage.speedup(*self.traces[:2]),
-            pairs=self.pairs and self.pairs | {"recorded": True},
+            pairs=list(self.measured().values()) or None,
             grid=self.traces[0].header["grid"],
             model=stage.model_line(self.traces[0].header),
         )

@@ -92,6 +92,7 @@ class Worker:
         self.atlas: str | None = None  # every code decoded alone, as a data URL
         self._warm: set[tuple] = set()
         self.baselines = Bounded(KEPT_BASELINES)
+        self.measured = Bounded(KEPT_RUNS)  # speedups of several pairs, by model and stage.key
         self._thread = threading.Thread(target=self._work, name="decoder", daemon=True)
 
     def start(self) -> "Worker":
@@ -122,14 +123,14 @@ class Worker:
         with self._lock:
             self._end(job)
 
-    def adopt(self, visitor: str, settings: Settings) -> bool:
-        """Give the visitor's job new settings for its second lane while the first is still being decoded."""
+    def adopt(self, visitor: str, lanes: list[Settings]) -> bool:
+        """Give the visitor's job new settings for all lanes but the first while that is still being decoded."""
         with self._lock:
             mine = [job for job in (self.running, *self._jobs) if job and job.visitor == visitor and not job.pairs]
             for job in mine:
-                same = len(job.settings) == 2 and baseline_key(job.settings[0]) == baseline_key(settings)
+                same = len(job.settings) == len(lanes) and baseline_key(job.settings[0]) == baseline_key(lanes[0])
                 if same and job.lane < 1 and not job.cancelled.is_set():
-                    job.settings[1] = settings
+                    job.settings[1:] = lanes[1:]
                     return True
         return False
 

@@ -82,12 +82,14 @@ def finish(lane: dict[str, Any], trace: Trace, image: Image.Image) -> None:
     }
 
 
-def lane_of(trace: Trace, image: Image.Image) -> dict[str, Any]:
-    """A finished run as a lane."""
+def lane_of(trace: Trace, image: Image.Image, base: Trace | None = None) -> dict[str, Any]:
+    """A finished run as a lane, beside its baseline where it has one."""
     lane = new_lane(trace.header["method"])
     for event in trace.events:
         add_step(lane, event, trace.header)
     finish(lane, trace, image)
+    if base:
+        lane |= {"speedup": speedup(base, trace), "same": same(base, trace)}
     return lane
 
 
@@ -112,6 +114,39 @@ def figures(trace: Trace) -> dict[str, float]:
 def speedup(baseline: Trace, trace: Trace) -> float:
     """How many times sooner the whole picture was there: prompt, decoding and pixels."""
     return round(baseline.seconds["total"] / trace.seconds["total"], 4)
+
+
+def comparable(base: Trace, trace: Trace) -> bool:
+    """Whether both runs had one prompt, seed and sampling, on one model, device and dtype."""
+    alike = (*params.SAMPLING, "model", "device", "dtype")
+    return all(base.header.get(name) == trace.header.get(name) for name in alike)
+
+
+def same(base: Trace, trace: Trace) -> dict[str, Any] | None:
+    """Where a run that paints AR's own picture departs from it; None for other runs and other settings.
+
+    swapped: places (from 0) where a near-equal code stands in for AR's draw, as traced. flipped: the first place that
+    differs with no swap before it, which only rounding can cause, or None. later: the other places that differ, since
+    the picture before them does. words: all that in a sentence or two.
+    """
+    if trace.header["method"] not in params.SAME.values() or not comparable(base, trace):
+        return None
+    own, theirs = (
+        [code for event in each.events for code in pictured(event, each.header)] for each in (trace, base)
+    )
+    differ = [place for place, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b]
+    swapped = trace.pooled_places()
+    flipped = differ[0] if differ and differ[0] < min([*swapped, len(own)]) else None
+    later = [place for place in differ if place not in swapped and place != flipped]
+    words = f"All {len(own)} tokens are AR’s own."
+    if swapped:
+        words = f"{len(swapped)} of {len(own)} tokens swapped for a near-equal code (framed)."
+    if flipped is not None:
+        words = f"Rounding flipped a near-tie at token {flipped + 1}. {words if swapped else ''}".strip()
+    if later:
+        count = f"{len(later)} {'other differs' if len(later) == 1 else 'others differ'}"
+        words += f" {count} only because the picture before does (dotted)."
+    return {"swapped": swapped, "flipped": flipped, "later": later, "words": words}
 
 
 def tested(trace: Trace) -> dict[str, list]:
@@ -151,7 +186,7 @@ def model_line(about: dict[str, Any]) -> str:
 
 def stage(state: str, lanes: list[dict], **more: Any) -> dict[str, Any]:
     """The value of the race stage."""
-    return {"state": state, "lanes": lanes, "note": "", "speedup": None, "pairs": None, "error": None, **more}
+    return {"state": state, "lanes": lanes, "note": "", "pairs": None, "error": None, **more}
 
 
 def empty_stage() -> dict[str, Any]:

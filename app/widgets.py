@@ -35,7 +35,17 @@ def prompt(opening: dict[str, Any], styled: bool = True) -> dict[str, gr.Compone
 def rail(opening: dict[str, Any], codes: int | None) -> tuple[dict[str, gr.Component], gr.HTML, gr.Button]:
     """All other knobs, the preview of the bound, and the dice of the seed."""
     knobs: dict[str, Any] = {}
-    knobs["method"] = radio("method", "Method", params.METHODS, opening)
+    knobs["method"] = radio("method", "Method", params.CHOICES, opening)
+    knobs["same"] = gr.Checkbox(
+        opening["same"],
+        label="Same picture as AR",
+        info="Drafts are judged by AR's own draws (coupled): at equal seed its very picture, only sooner.",
+        elem_id="knob-same",
+    )
+    against = [("Nothing", params.NOTHING), *((words, name) for name, words in params.METHODS.items())]
+    knobs["against"] = gr.Dropdown(
+        against, value=opening["against"], label="Compare with", elem_id="knob-against", filterable=False
+    )
     presets = offered()
     trees = [(tree_name(name, tree), name) for name, tree in presets.items() if tree.nodes]
     knobs["tree"] = gr.Dropdown(

@@ -249,7 +249,8 @@ Lantern.tracks = (context, width, height, lanes, t, live) => {
     const labelWidth = context.measureText(label).width;
     if (end + labelWidth + 8 < width) {
       text(label, end + 8, y + bar / 2 + 4.5, 600, 13, '--ink');
-      if (k) sooner(context, text, end + labelWidth + 18, width, y + bar / 2 + 0.5, `${(longest - line.seconds).toFixed(2)} s sooner`);
+      const gained = lines[0].seconds - line.seconds;
+      if (k && gained > 0) sooner(context, text, end + labelWidth + 18, X(lines[0].seconds), y + bar / 2 + 0.5, `${gained.toFixed(2)} s sooner`);
     } else text(label, width - 12, y - 5, 600, 13, '--ink', 'right');
   });
   axis(context, text, width, height, span, X);

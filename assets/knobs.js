@@ -14,12 +14,19 @@ for (const type of ['pointerup', 'pointercancel', 'blur']) {
   }, true);
 }
 
-const DECODED_AGAIN = ['method', 'tree', 'branching', 'k', 'lam', 'delta', 'gamma', 'order'];
+const DECODED_AGAIN = ['method', 'same', 'against', 'tree', 'branching', 'k', 'lam', 'delta', 'gamma', 'order'];
+/* The method that choice and switch name, and the knobs that each method's rule reads: as app/params.py has them. */
+Lantern.SAME = { exact: 'coupled', lanternpp: 'coupled-relaxed', eagle2: 'eagle2' };
+Lantern.rule = ({ method, same }) => (same && Lantern.SAME[method]) || method;
+const USES = { lantern: 'k delta order', lanternpp: 'k lam order', annealed: 'k lam gamma order', 'coupled-relaxed': 'k lam' };
+Lantern.uses = knobs => [Lantern.rule(knobs), knobs.against].flatMap(method => (USES[method] || '').split(' '));
 Lantern.turn = (names, values) => {
   const read = () => JSON.stringify(DECODED_AGAIN.map(name => Lantern.knobs[name]));
   const before = read();
   names.forEach((name, i) => { Lantern.knobs[name] = values[i]; });
   document.body.dataset.method = Lantern.knobs.method;
+  document.body.dataset.uses = Lantern.uses(Lantern.knobs).join(' ');
+  document.body.dataset.same = Lantern.knobs.method in Lantern.SAME;
   document.body.dataset.tree = Lantern.knobs.tree;
   if (read() === before) return;
   Lantern.emit('knobs', Lantern.knobs);
@@ -160,6 +167,7 @@ Lantern.treePreview = (element, presets, limits) => {
 Lantern.shares = (run, knobs) => {
   const { q, r, m, d, v } = run.tested, own = run.settings, n = q.length;
   const mean = pass => (n ? q.reduce((sum, _, i) => sum + pass(i), 0) / n : 0);
+  knobs = { ...knobs, method: Lantern.rule(knobs) };
   const bound = knobs.method === 'lantern' ? Number(knobs.delta) : Number(knobs.lam), k = Number(knobs.k), gamma = Number(knobs.gamma);
   const drawn = /coupled|eagle2/;                                    // judged by the target's own draw, not by a ratio
   const exact = knobs.method === 'exact' || k === 0 || (knobs.method === 'lantern' ? bound === 0 : bound === 1);

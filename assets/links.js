@@ -50,9 +50,8 @@ Lantern.link = knobs => {
   for (const [name, value] of Object.entries(knobs)) {
     if (value === null || value === undefined || value === '') continue;
     if (name === 'branching' && knobs.tree !== 'custom') continue;
-    if ((name === 'lam' || name === 'gamma') && !/lanternpp|annealed|coupled-relaxed/.test(knobs.method)) continue;
-    if ((name === 'delta' && knobs.method !== 'lantern') || (name === 'gamma' && knobs.method !== 'annealed')) continue;
-    if ((name === 'k' || name === 'order') && /^(exact|coupled|eagle2)$/.test(knobs.method)) continue;
+    if (['k', 'lam', 'delta', 'gamma', 'order'].includes(name) && !Lantern.uses(knobs).includes(name)) continue;
+    if ((name === 'same' && !(value && knobs.method in Lantern.SAME)) || (name === 'against' && value === 'none')) continue;
     query.set(name, value);
   }
   const place = lesson ? { tab: 'learn', lesson } : tab && tab !== 'race' ? { tab, ...(Lantern.placeOf[tab] ? Lantern.placeOf[tab]() : {}) } : {};

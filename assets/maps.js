@@ -71,7 +71,7 @@ Lantern.maps = element => {
   const facts = (run, i) => {
     const step = run.steps[i], count = run.lane.counts[step], ending = { s: 'sampled', b: 'bonus', r: 'recovered' }[run.lane.endings[step]];
     const drafts = count - 1;
-    return [`${count} ${count === 1 ? 'token' : 'tokens'} in step ${step + 1}`,
+    return [`${count} ${count === 1 ? 'token' : 'tokens'} in ${step ? `step ${step}` : 'the prefill'}`,
       `row ${Math.floor(i / run.grid) + 1}, column ${(i % run.grid) + 1} · ${drafts ? `${drafts} ${drafts === 1 ? 'draft' : 'drafts'} accepted, ` : ''}1 ${ending}`];
   };
   const tip = () => {
@@ -166,8 +166,8 @@ Lantern.downloads = (element, server) => {
   const word = element.querySelector('[data-part="said"]');
   const kept = answer => { if (!answer) throw new Error('gone'); return answer; };
   const save = (name, url) => Object.assign(document.createElement('a'), { href: url, download: name }).click();
-  const text = (name, content) => {
-    const url = URL.createObjectURL(new Blob([content], { type: 'application/json' }));
+  const text = (name, content, type = 'application/json') => {
+    const url = URL.createObjectURL(new Blob([content], { type }));
     save(name, url);
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   };
@@ -177,8 +177,11 @@ Lantern.downloads = (element, server) => {
     pictures: async () => lanes().forEach(lane => save(`${stem(lane)}.png`, lane.image)),
     traces: async () => { for (const lane of lanes()) text(`${stem(lane)}.json`, kept(await server.trace(lane.run))); },
     figure: async () => save('accepted-length.png', kept(await server.figure(Lantern.chosenRuns))),
+    gif: async () => save(`${stem(lanes().at(-1))}.gif`, kept(await server.gif(lanes().map(lane => lane.run)))),
+    report: async () => text(`${stem(lanes().at(-1))}.html`, kept(await server.report(lanes().map(lane => lane.run))), 'text/html'),
   };
-  const GONE = { figure: 'No maps now: a run is being decoded, or one of these two is no longer kept.' };
+  const NOT_NOW = 'Not now: a run is being decoded, or one of these is no longer kept.';
+  const GONE = { figure: NOT_NOW, gif: NOT_NOW, report: NOT_NOW };
   const buttons = [...element.querySelectorAll('button')];
   buttons.forEach(button => {
     button.insertAdjacentHTML('afterbegin', Lantern.icons.down);

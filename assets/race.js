@@ -1,10 +1,11 @@
-/* The race stage: both lanes, the score, the time tracks and the replay, drawn from one value (app/stage.py says what it holds). */
+/* The race stage: two or three lanes, the score, the time tracks and the replay, drawn from one value (app/stage.py says what it holds). */
 
 Lantern.stage = (element, props, watch, trigger, server) => {
   const part = name => element.querySelector(`[data-part="${name}"]`);
   const figures = [...element.querySelectorAll('.lane')];
   const grid = () => run.grid || 16;
   let run = props.value, typed = null, t = 0, playing = false, rate = 1, last = 0, atlas = null, atlasOf = '', announced = '', refused = 0;
+  let chosen = 1, marks = true;                                  // the lane whose step is named; whether departures from AR are marked
   const painters = figures.map(() => ({ canvas: null, done: 0, picture: null, source: '' }));
 
   /* ---- the value: partial ones (a measurement) leave the lanes as they are; late ones of an old run are dropped.
@@ -86,16 +87,24 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     return { n, fresh: live ? lane.painted[Math.max(0, step)] : 0 };
   };
   const redraws = figures.map((figure, i) => Lantern.canvas(figure.querySelector('canvas'), (context, width) => {
-    const { n, fresh } = painted(i), lane = run.lanes[i];
+    const lane = run.lanes[i];
+    if (!lane) return;
+    const { n, fresh } = painted(i);
     Lantern.paint(context, width, picture(lane, painters[i]), n, grid(), fresh, Lantern.css(i ? Lantern.methods[lane.method].fill : '--ink'));
+    if (marks && done() && lane.same) Lantern.departures(context, width, grid(), lane.same, n);
     window.lanternPaints = (window.lanternPaints || 0) + 1;
   }));
   const drawn = figures.map(() => '');                           // what each canvas shows, so that only changes are painted
-  const redrawChanged = () => redraws.forEach((redraw, i) => {
+  const redrawChanged = () => run.lanes.forEach((lane, i) => {
     const { n, fresh } = painted(i), source = painters[i].picture ? painters[i].source.length : atlas instanceof HTMLImageElement;
-    const shows = [run.serial, run.lanes[i].method, n, fresh, source].join();
+    const shows = [run.serial, lane.method, n, fresh, source, marks, done()].join(), redraw = redraws[i];
     if (shows !== drawn[i]) { drawn[i] = shows; redraw(); }
   });
+  const strips = figures.map((figure, i) => Lantern.stepStrip(figure, () => {
+    const lane = stale() ? null : run.lanes[i], longest = Math.max(...run.lanes.map(each => each.counts.length));
+    return { lane, grid: grid(), room: Math.max(grid() * (run.row_tokens || grid()), longest) - 1, key: run.serial,
+      now: lane ? (done() ? Math.max(0, Lantern.timeline(lane).stepAt(t)) : lane.counts.length - 1) : 0 };
+  }, step => { if (done()) { chosen = i; seek(run.lanes[i].ends[step]); } }, () => toggle()));
   const redrawTracks = Lantern.canvas(part('tracks'), (context, width, height) => {
     const now = state();
     if (now === 'done') Lantern.tracks(context, width, height, run.lanes, t, 0);
@@ -111,7 +120,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     if (state() === 'stale' || state() === 'empty') return '';
     return {
       running: `${lane.tokens.length} of ${grid() ** 2} tokens`,
-      waiting: i ? 'next' : '',
+      waiting: ['', 'next', 'last'][i],
       stopped: lane.tokens.length ? `stopped at pass ${lane.counts.length}` : '',
       failed: 'failed',
       done: lane.summary ? `done in ${lane.summary.seconds.toFixed(2)} s` : '',
@@ -131,13 +140,13 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     }
   };
   /* measured pairs stand for the settings that they were measured at, and for no others */
-  const pairsOf = lane => (run.pairs && run.pairs.key === lane.key ? run.pairs : null);
+  const pairsOf = lane => (run.pairs || []).find(pairs => pairs.key === lane.key);
   const score = () => {
     const [base, lane] = run.lanes, pairs = pairsOf(lane), now = state(), hero = part('hero');
     const running = run.lanes.find(each => each.state === 'running');
-    const measured = done() && run.speedup;
+    const measured = done() && lane.speedup;
     hero.classList.toggle('wait', !measured);
-    Lantern.fill(hero, measured ? (pairs ? pairs.median : run.speedup).toFixed(2)
+    Lantern.fill(hero, measured ? speedup(lane)
       : now === 'running' && running ? `${(running.ends.at(-1) || 0).toFixed(2)} s` : '–', measured ? Lantern.make('span', '', '×') : '');
     Lantern.say(part('hero-cap'), measured ? `Measured speedup${(pairs || run).recorded ? ', recorded run' : ''}`
       : { loading: 'Loading the model', stopped: 'Stopped, so nothing was measured', failed: 'Nothing was measured' }[now]
@@ -154,11 +163,12 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     Lantern.say(part('measure'), run.measuring ? `Measuring: ${run.measuring.done} of ${run.measuring.total} runs`
       : pairs ? 'Measure 5 pairs again' : 'Measure 5 pairs');
     part('measure').disabled = !!run.measuring;
-    const others = measured && run.pairs && !pairs ? `Measured at other settings: ${run.pairs.median.toFixed(2)}×.` : '';
+    const others = measured && run.pairs && !pairs ? `Measured at other settings: ${run.pairs[0].median.toFixed(2)}×.` : '';
     const rest = ['done', 'stopped', 'failed'].includes(now) && !run.measuring;
     Lantern.say(part('price'), rest ? [others, run.hint || (measured ? run.note : '')].filter(Boolean).join(' ') : '');
     table();
   };
+  const speedup = lane => (pairsOf(lane) ? pairsOf(lane).median : lane.speedup).toFixed(2);
   const ROWS = [
     ['Seconds', s => s.seconds.toFixed(2)],
     ['Target passes', s => s.target_passes],
@@ -169,11 +179,16 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     ['Only by pooling', s => s.relaxed_only],
   ];
   const table = () => {
-    const method = Lantern.make('th', 'num', run.lanes[1].name);
-    method.style.color = `var(${Lantern.methods[run.lanes[1].method].color})`;
-    Lantern.fill(part('methods'), Lantern.make('th'), Lantern.make('th', 'num', 'AR'), method);
+    const heads = run.lanes.map((lane, i) => {
+      const head = Lantern.make('th', 'num', i ? lane.name : 'AR');
+      if (i) head.style.color = `var(${Lantern.methods[lane.method].color})`;
+      return head;
+    });
+    Lantern.fill(part('methods'), Lantern.make('th'), ...heads);
     const visible = !['stale', 'loading', 'empty', 'failed'].includes(state());
-    Lantern.fill(part('stats'), ...ROWS.map(([label, read], i) => {
+    const gain = Lantern.make('tr');                              // of two methods each has its own beside the large one
+    gain.append(Lantern.make('td', '', 'Speedup'), ...run.lanes.map(lane => Lantern.make('td', 'num', visible && lane.speedup ? `${speedup(lane)}×` : '–')));
+    Lantern.fill(part('stats'), ...(run.lanes.length > 2 ? [gain] : []), ...ROWS.map(([label, read], i) => {
       const row = Lantern.make('tr', i > 3 ? 'sub' : '');
       row.append(Lantern.make('td', '', label));
       run.lanes.forEach(lane => {
@@ -193,9 +208,10 @@ Lantern.stage = (element, props, watch, trigger, server) => {
 
   const draw = () => {
     const now = state(), measured = lines();
-    Object.assign(element.dataset, { state: now, serial: run.serial });
-    figures.forEach((figure, i) => {
-      const lane = run.lanes[i], well = figure.querySelector('.well'), over = figure.querySelector('.over');
+    Object.assign(element.dataset, { state: now, serial: run.serial, lanes: run.lanes.length });
+    figures.forEach((figure, i) => { figure.hidden = !run.lanes[i]; });
+    run.lanes.forEach((lane, i) => {
+      const figure = figures[i], well = figure.querySelector('.well'), over = figure.querySelector('.over');
       const message = laneMessage(lane, i), n = paintedTokens(lane, measured[i]);
       figure.dataset.method = lane.method;
       if (figure.dataset.drawn !== lane.method) {
@@ -212,12 +228,41 @@ Lantern.stage = (element, props, watch, trigger, server) => {
       figure.querySelector('canvas').setAttribute('aria-label', `Picture of ${lane.name}: ${message || `${n} of ${grid() ** 2} tokens painted`}`);
     });
     redrawChanged();
+    strips.forEach(redraw => redraw());
     redrawTracks();
+    departed();
+    picked(measured);
     score();
     runLine();
     transport(measured);
     announce();
   };
+  /* Where a picture that should be AR's is not, in words; the line keeps its place while such a run goes on. */
+  const departed = () => {
+    const any = run.state !== 'empty' && run.lanes.some(lane => lane.same || /^coupled/.test(lane.method));
+    run.lanes.forEach((lane, i) => {
+      const words = figures[i].querySelector('.same');
+      words.hidden = !any;                                       // below all pictures, so that the strips stand in line
+      Lantern.say(words, done() && lane.same ? lane.same.words : '\u00a0');
+    });
+    const parted = done() && run.lanes.some(({ same }) => same && (same.swapped.length || same.later.length || same.flipped !== null));
+    part('marks').hidden = !parted;
+  };
+  /* The step that the replay has reached in the chosen lane. */
+  const picked = measured => {
+    const i = run.lanes[chosen] ? chosen : 1, lane = run.lanes[i], steps = lane.counts.length - 1, link = part('inspect');
+    element.querySelector('.picked').classList.toggle('off', !done() || steps < 1);
+    if (!done() || steps < 1) return;
+    const step = Lantern.clamp(measured[i].stepAt(t), 1, steps), [head, detail] = Lantern.stepFacts(lane, step);
+    Lantern.fill(part('picked'), Lantern.make('b', '', `${lane.name}, ${head[0].toLowerCase()}${head.slice(1)}`), ` · ${detail}`);
+    link.href = Lantern.linkTo({ view: 'Step inspector', run: lane.run, step });
+    link.onclick = event => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;   // a new tab opens by the link itself
+      event.preventDefault();
+      Lantern.visit('Step inspector', { run: lane.run, step });
+    };
+  };
+  part('marks').addEventListener('click', () => { marks = !marks; part('marks').setAttribute('aria-pressed', marks); draw(); });
   const transport = measured => {
     const over = done() && t >= end() - 0.01, clock = part('clock'), tracks = part('tracks');
     element.querySelector('.transport').classList.toggle('off', !done());
@@ -232,7 +277,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
   };
   /* Screen readers hear the turns of a run, not every token. */
   const announce = () => {
-    const text = done() && run.speedup ? `Done. Measured speedup ${run.speedup.toFixed(2)} times.`
+    const text = done() && run.lanes[1].speedup ? `Done. Measured speedup ${run.lanes.slice(1).map(lane => `${lane.name} ${speedup(lane)}`).join(', ')} times.`
       : state() === 'running' ? `${(run.lanes.find(lane => lane.state === 'running') || { name: 'The worker' }).name} is running.`
         : state() === 'stopped' ? 'Stopped.' : '';
     if (text !== announced) part('announce').textContent = announced = text;

@@ -19,7 +19,7 @@ Lantern.treeLab = (element, props, trigger, server) => {
     cost = known;
     if (!ready) setTimeout(refresh, 2000);                       // the model is being loaded; its costs come with it
     const own = group && groups.find(each => each.key === group.key);
-    group = own || groups.find(each => each.method === Lantern.knobs.method) || groups[0] || null;
+    group = own || groups.find(each => each.method === Lantern.rule(Lantern.knobs)) || groups[0] || null;
     part('rule').replaceChildren(...(groups.length ? groups.map(each => `${each.label} (${each.runs} ${each.runs === 1 ? 'run' : 'runs'})`) : ['No run yet']).map(text => Lantern.make('option', '', text)));
     part('rule').disabled = !groups.length;
     part('rule').selectedIndex = Math.max(0, groups.indexOf(group));

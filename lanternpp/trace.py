@@ -24,9 +24,10 @@ class TraceError(ValueError):
 class StepEvent:
     """One step. Rows over drafted nodes (N,) hold node 1 first; the tree is in the trace's header.
 
-    q, p, mass: qᵢ(x), rᵢ(x) and mᵢ(x) of the node, which its verdict compared. seconds: when the step ended, since the
-    run began. parents: this step's own tree where trees are dynamic. verdicts, a letter a node: a accepted by the
-    strict rule, x only by pooling, r rejected, n not reached, z past the picture's end, - not drawn (q = 0).
+    path: the accepted nodes within the picture, root left out. q, p, mass: qᵢ(x), rᵢ(x) and mᵢ(x) of the node, which
+    its verdict compared. seconds: when the step ended, since the run began. parents: this step's own tree where trees
+    are dynamic. verdicts, a letter a node: a accepted by the strict rule, x only by pooling, r rejected, n not reached,
+    z past the picture's end, - not drawn (q = 0).
     """
 
     index: int
@@ -86,6 +87,17 @@ class Trace:
     def accepted_map(self) -> list[int]:
         """For each token of the picture, how many tokens its step committed (raster order, without row ends)."""
         return [event.accepted for event in self.events for _ in pictured(event, self.header)]
+
+    def pooled_places(self) -> list[int]:
+        """Places in the picture (from 0, raster order, without row ends) of the tokens that only pooling accepted.
+
+        In a `coupled-relaxed` run these are the swaps: codes that stand in for the target's own draws.
+        """
+        side = self.header.get("grid")
+        row = self.header.get("row_tokens", side)
+        places = [divmod(event.position + below, row) for event in self.events
+                  for below, node in enumerate(event.path) if event.verdicts[node - 1] == "x"]
+        return [line * side + column for line, column in places if column < side]
 
     def to_json(self) -> str:
         return json.dumps({"schema": SCHEMA, "run_id": self.run_id, "header": self.header, "seconds": self.seconds,

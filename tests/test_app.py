@@ -23,7 +23,8 @@ from lanternpp.pipeline import LanternPipeline, run
 from lanternpp.settings import KNOBS, Settings
 
 NAMES = list(KNOBS)
-PAGE = ("red apple", "3D", "lanternpp", params.CUSTOM, "3, 2", 10, 2.0, 0.1, 0.8, "strict-first", 7, 2.0, 1.0, 0, 1.0)
+PAGE = ("red apple", "3D", "lanternpp", params.CUSTOM, "3, 2", 10, 2.0, 0.1, 0.8, "strict-first", 7, 2.0, 1.0, 0, 1.0,
+        False, params.NOTHING)
 
 
 @pytest.fixture(scope="module")
@@ -338,8 +339,9 @@ def test_a_reader_that_goes_away_ends_its_run():
 def test_measured_pairs_report_progress_and_stop():
     worker = Worker(toy_pipeline).start()
     values = [value for value, _ in race.measure(worker, "v", PAGE)]
-    assert values[-1]["pairs"]["n"] == race.PAIRS and values[-1]["measuring"] is None
-    pairs = values[-1]["pairs"]
+    assert values[-1]["measuring"] is None
+    [pairs] = values[-1]["pairs"]
+    assert pairs["n"] == race.PAIRS
     assert pairs["low"] <= pairs["median"] <= pairs["high"]
     assert pairs["facts"] == stage.hardware(worker.about) and pairs["recorded"] is False
     lane = list(race.generate(worker, "v", PAGE))[-1][0]["lanes"][1]
@@ -378,7 +380,7 @@ def test_a_run_folds_into_the_stage(worker):
     assert values[0]["state"] in ("running", "loading") and last["state"] == "done"
     assert [sum(lane["counts"]) for lane in last["lanes"]] == [16, 16]
     base, lane = (worker.output(lane["run"]).trace for lane in last["lanes"])
-    assert last["speedup"] == pytest.approx(base.seconds["total"] / lane.seconds["total"], abs=1e-3)
+    assert last["lanes"][1]["speedup"] == pytest.approx(base.seconds["total"] / lane.seconds["total"], abs=1e-3)
     assert last["typed"] == ["red apple", "3D"] and last["seed"] == 7
     assert all(lane["image"].startswith("data:image/png;base64,") for lane in last["lanes"])
     tested = last["lanes"][1]["tested"]
@@ -503,14 +505,14 @@ def test_recorded_runs_come_back(tmp_path, outputs):
     value = record.load(path).stage()
     assert value["state"] == "done" and value["recorded"] and value["typed"] == ["fox", "3D"]
     assert [lane["run"] for lane in value["lanes"]] == [output.trace.run_id for output in outputs]
-    assert value["speedup"] == stage.speedup(*(output.trace for output in outputs))
+    assert value["lanes"][1]["speedup"] == stage.speedup(*(output.trace for output in outputs))
     (tmp_path / "a-damaged.json").write_text("{")
     record.save(tmp_path, "a-fox", "a fox", "3D", outputs)
     pairs = {"n": 5, "median": 2.0, "low": 1.9, "high": 2.1, "key": "x", "facts": ["a CPU", ""], "recorded": False}
     record.save(tmp_path, "z-fox", "z fox", "3D", outputs, pairs)
     loaded = record.load_all(tmp_path)
     assert [each.name for each in loaded] == ["z-fox", "a-fox", "fox-0"]
-    assert loaded[0].stage()["pairs"] == pairs | {"recorded": True}
+    assert loaded[0].stage()["pairs"] == [pairs | {"recorded": True}]
     assert record.load_all(tmp_path / "none") == []
 
 

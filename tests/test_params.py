@@ -25,6 +25,8 @@ PAGE = {
     "temperature": 1.0,
     "top_k": 1000,
     "top_p": 1.0,
+    "same": False,
+    "against": "none",
 }
 
 
