@@ -1,5 +1,6 @@
 """Named endpoints for programs, and what the page's components may ask the server for."""
 
+import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -8,7 +9,7 @@ from typing import Any
 import gradio as gr
 from gradio.components.api_component import Api
 
-from app import plots, stage
+from app import gif, plots, report, stage
 from app.session import Busy, Job, Worker, events
 from lanternpp.settings import KNOBS, Settings, SettingsError
 
@@ -24,6 +25,7 @@ KINDS = {
 }
 _drawing = threading.Lock()  # matplotlib's fonts are shared
 DRAWING = 5.0  # seconds that a figure waits for another one
+LANES = 3  # of a race
 TICK = 0.5  # seconds between two reports of a running call
 
 
@@ -40,26 +42,48 @@ def server_functions(worker: Worker, *names: str) -> list[Callable]:
         return output.trace.to_json() if output else None
 
     def figure(chosen: Any) -> str | None:
-        """Accepted-length maps of one or two finished runs, as the data URL of a PNG.
+        """Accepted-length maps of one or two finished runs, as the data URL of a PNG."""
+        return drawn(worker, chosen, 2, lambda outputs: plots.data_url(
+            plots.comparison([each.trace for each in outputs], [each.images[0] for each in outputs])
+        ))
 
-        Nothing where one is not kept, nor while a run is being decoded: its time must not pay for a figure.
+    def race_gif(chosen: Any) -> str | None:
+        """The race of one to three finished runs, as the data URL of a GIF; nothing where and while `figure` has none.
         """
-        outputs = [find(worker, run) for run in chosen[:2]] if isinstance(chosen, list) else []
-        if len(outputs) == 2 and outputs[0] is outputs[1]:
-            outputs.pop()
-        if not outputs or None in outputs or not _drawing.acquire(timeout=DRAWING):
-            return None
-        try:
-            if worker.running is not None:
-                return None
-            return plots.data_url(
-                plots.comparison([each.trace for each in outputs], [each.images[0] for each in outputs])
-            )
-        finally:
-            _drawing.release()
+        return drawn(worker, chosen, LANES, lambda outputs: as_url(gif.race_gif(outputs), "image/gif"))
 
-    known = {"atlas": atlas, "trace": trace, "figure": figure}
+    def page(chosen: Any) -> str | None:
+        """One to three finished runs on one page of HTML; nothing where and while `figure` has none."""
+        return drawn(worker, chosen, LANES, lambda outputs: report.page(outputs, measured(worker)))
+
+    race_gif.__name__, page.__name__ = "gif", "report"  # what scripts call them
+    known = {"atlas": atlas, "trace": trace, "figure": figure, "gif": race_gif, "report": page}
     return [known[name] for name in names]
+
+
+def drawn(worker: Worker, chosen: Any, most: int, draw: Callable[[list], str]) -> str | None:
+    """What `draw` makes of different finished runs, at most `most`; nothing where one is not kept.
+
+    Nor while a run is being decoded: its time must not pay for a figure.
+    """
+    ids = chosen[:most] if isinstance(chosen, list) else []
+    outputs = list({id(output): output for output in (find(worker, run) for run in ids)}.values())
+    if not outputs or None in outputs or not _drawing.acquire(timeout=DRAWING):
+        return None
+    try:
+        return None if worker.running is not None else draw(outputs)
+    finally:
+        _drawing.release()
+
+
+def measured(worker: Worker) -> Callable[[Any], dict | None]:
+    """What is known of a run's speedup over several pairs."""
+    return lambda trace: worker.measured.get((trace.header["model"], stage.key(trace.header)))
+
+
+def as_url(content: bytes, kind: str) -> str:
+    """A file as a data URL."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def find(worker: Worker, run: Any) -> Any:
@@ -153,6 +177,41 @@ def endpoints(worker: Worker, defaults: dict[str, Any]) -> None:
     shared = {"inputs": inputs, "concurrency_limit": None, "show_progress": "hidden"}
     gr.on([], generate, outputs=[picture, numbers, traces], api_name="generate", **shared)
     gr.on([], compare, outputs=[picture, second, numbers, traces], api_name="compare", **shared)
+    exports(worker)
+
+
+def exports(worker: Worker) -> None:
+    """/race_gif and /report: files of finished runs; call it inside a gr.Blocks."""
+    [film, page] = server_functions(worker, "gif", "report")
+
+    def race_gif(run_ids: list[str]) -> str:
+        """The race of finished runs as a GIF, painted at their measured relative speed; a data URL of it.
+
+        Args:
+            run_ids: one to three, as in the traces that /generate and /compare returned; plain AR first
+        """
+        return there(film(run_ids))
+
+    def comparison(run_ids: list[str]) -> str:
+        """Finished runs on one page: pictures, numbers, accepted-length maps, settings, hardware; HTML text.
+
+        Args:
+            run_ids: one to three, as in the traces that /generate and /compare returned; plain AR first
+        """
+        return there(page(run_ids))
+
+    gr.api(race_gif, api_name="race_gif", queue=False)
+    gr.api(comparison, api_name="report", queue=False)
+
+
+def there(made: str | None) -> str:
+    """An export, or one sentence in its place."""
+    if made is None:
+        raise gr.Error(
+            "Nothing was made: name one to three runs that are still kept, and ask when no run is being decoded.",
+            print_exception=False,
+        )
+    return made
 
 
 def checked(*values: Any) -> Settings:

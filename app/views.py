@@ -45,7 +45,7 @@ def race_view(
             models, note = picker.model_picker(choices, start)
             rail, bound, dice = widgets.rail(opening, about.get("codes"))
     html.accepted_length_maps()
-    html.downloads(api.server_functions(worker, "trace", "figure"))
+    html.downloads(api.server_functions(worker, "trace", "figure", "gif", "report"))
     knobs = {name: (knobs | rail)[name] for name in params.PAGE}
 
     picker.wire(demo, worker, choices, models, note, knobs, chips, visitor)
