@@ -33,14 +33,14 @@ def damage():
         for lane in json.loads(path.read_text())["lanes"]:
             codes.append([token for event in lane["events"] for token in event["tokens"]])
             facts.append(parts(lane["header"]["prompt"]))
-    return list(validation.damaged(bundle, torch.tensor(codes), facts, damages=STRONG))
+    return [(each, each.pictures()) for each in validation.damaged(bundle, torch.tensor(codes), facts, damages=STRONG)]
 
 
 def rows(scorer, damage):
-    reference = scorer.features(damage[0][2])
-    return [{"damage": name, "strength": strength,
-             **validation.measure(scorer, images, texts, reference)[0]}
-            for name, strength, images, texts in damage]
+    reference = scorer.features(damage[0][1])
+    return [{"damage": each.name, "strength": each.strength,
+             **validation.measure(scorer, *scorer.look(images), each.prompts, reference)[0]}
+            for each, images in damage]
 
 
 def test_every_damage_is_ranked_rightly(scorer, damage):

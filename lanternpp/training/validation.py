@@ -3,25 +3,31 @@
     python -m lanternpp.training.validation --data DIR --out assets/scorer
 
 Reconstructions of real pictures are blurred, made noisy, lose tokens to random ones or to each other's places, or get
-captions that are wrong in one to three parts. Similarity and retrieval must fall and the Fréchet distance to other
-reconstructions must rise with each step of strength, and 5 % of random tokens must be told from none. Writes
-validation.json and validation.png; the exit status is 1 where something is out of order.
+captions that are wrong in one to three parts. Similarity and retrieval must fall and the Fréchet distance to as many
+other reconstructions must rise with each step of strength, and 5 % of random tokens must be told from none. Writes
+validation.json and validation.png; the exit status is 1 where something is out of order. What the scorer saw of each
+damage is kept in a folder, so that a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .. import hub
+from ..evaluate import References
 from ..quality import bootstrap_interval, frechet, precision_recall
 from ..scorer import BUNDLED, NAMES, Scorer, prompt
 from . import data
@@ -30,12 +36,22 @@ from .scorer import Fact, composites
 STRENGTHS = {  # damage -> its strengths, each stronger than the one before
     "blur": (0.5, 1.0, 2.0, 4.0),  # standard deviation in pixels
     "noise": (8.0, 16.0, 32.0, 64.0),  # standard deviation in levels of 255
-    "random tokens": (0.05, 0.1, 0.2, 0.4),  # share of the tokens
-    "shuffled tokens": (0.05, 0.1, 0.2, 0.4),  # share of the tokens
+    "random tokens": (0.05, 0.15, 0.4),  # share of the tokens
+    "shuffled tokens": (0.05, 0.15, 0.4),  # share of the tokens
     "wrong captions": (1, 2, 3),  # parts of three that are wrong: name, style, background
 }
 FEW = 0.05  # random tokens that must be told from none
 HALVES = 20  # random splits into halves for the noise floor of the Fréchet distance
+
+
+@dataclass(frozen=True)
+class Damage:
+    """`pictures` makes the damaged ones (n, 3, H, W); `prompts` are what they are held against."""
+
+    name: str
+    strength: float
+    prompts: list[str]
+    pictures: Callable[[], Tensor]
 
 
 def blur(images: Tensor, sigma: float) -> Tensor:
@@ -90,36 +106,35 @@ def decoded(bundle: hub.Bundle, codes: Tensor, batch: int = 32) -> Tensor:
 
 
 def damaged(bundle: hub.Bundle, codes: Tensor, facts: list[Fact], seed: int = 0,
-            damages: Mapping[str, tuple[float, ...]] = STRENGTHS) -> Iterator[tuple[str, float, Tensor, list[str]]]:
-    """Every damage at every strength, weakest first: its name, strength, pictures and prompts. The first is "none"."""
-    clean, prompts = decoded(bundle, codes), [prompt(*fact) for fact in facts]
-    yield "none", 0.0, clean, prompts
+            damages: Mapping[str, tuple[float, ...]] = STRENGTHS) -> Iterator[Damage]:
+    """Every damage at every strength, weakest first. The first is "none"."""
+
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(seed)  # the same places and noise at each strength
+
+    vocabulary, prompts = bundle.tokenizer.config.codes, [prompt(*fact) for fact in facts]
+    clean = cache(lambda: decoded(bundle, codes))
+    make = {"blur": lambda strength: blur(clean(), strength),
+            "noise": lambda strength: noise(clean(), strength, generator()),
+            "random tokens": lambda strength: decoded(bundle, random_tokens(codes, strength, vocabulary, generator())),
+            "shuffled tokens": lambda strength: decoded(bundle, shuffled_tokens(codes, strength, generator()))}
+    yield Damage("none", 0.0, prompts, clean)
     for name, strengths in damages.items():
         for strength in strengths:
-            generator = torch.Generator().manual_seed(seed)  # the same places and noise at each strength
-            images, texts = clean, prompts
-            if name == "blur":
-                images = blur(clean, strength)
-            elif name == "noise":
-                images = noise(clean, strength, generator)
-            elif name == "random tokens":
-                images = decoded(bundle, random_tokens(codes, strength, bundle.tokenizer.config.codes, generator))
-            elif name == "shuffled tokens":
-                images = decoded(bundle, shuffled_tokens(codes, strength, generator))
+            if name == "wrong captions":
+                yield Damage(name, strength, wrong_prompts(facts, int(strength), seed), clean)
             else:
-                texts = wrong_prompts(facts, int(strength), seed)
-            yield name, strength, images, texts
+                yield Damage(name, strength, prompts, partial(make[name], strength))
 
 
-def measure(scorer: Scorer, pictures: Tensor, prompts: list[str],
-            reference: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:
-    """Figures of pictures beside reference features (m, F), their features (n, F), and the similarity (n,) of each."""
-    features, embeddings = scorer.look(pictures)
+def measure(scorer: Scorer, features: Tensor, embeddings: Tensor, prompts: list[str],
+            reference: Tensor) -> tuple[dict[str, float], Tensor]:
+    """Figures of what the scorer saw beside reference features (m, F), and the similarity (n,) of each picture."""
     similarity, rank = scorer.alignment(embeddings, prompts)
     precision, recall = precision_recall(reference, features)
     return {"similarity": similarity.double().mean().item(), "top1": (rank < 1).double().mean().item(),
             "top5": (rank < 5).double().mean().item(), "frechet": frechet(features, reference),
-            "precision": precision, "recall": recall}, features, similarity
+            "precision": precision, "recall": recall}, similarity
 
 
 def disorders(rows: list[dict], slack: float = 0.0) -> list[str]:
@@ -144,8 +159,8 @@ def disorders(rows: list[dict], slack: float = 0.0) -> list[str]:
 
 
 def halves(clean: Tensor, harmed: Tensor, seed: int = 0) -> tuple[list[float], list[float]]:
-    """Fréchet distances between random halves of the same clean pictures (the noise floor), and between one half and
-    the other's pictures as harmed."""
+    """Fréchet distances between random halves of the same clean pictures (the noise floor), and between one half as
+    harmed and the other: all at n/2 pictures a set."""
     floor, signal = [], []
     for number in range(HALVES):
         order = np.random.default_rng([seed, number]).permutation(len(clean))
@@ -155,34 +170,52 @@ def halves(clean: Tensor, harmed: Tensor, seed: int = 0) -> tuple[list[float], l
     return floor, signal
 
 
-def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, count: int, seed: int = 0) -> dict:
-    """All figures as one JSON-able document: `count` pictures damaged, and as many others to compare them with."""
-    core = pictures.select(data.core(pictures))
-    index = np.random.default_rng(seed).integers(0, len(core.records), 2 * count)
-    images, prompts, facts = composites(core, index, seed + 1)
-    with torch.inference_mode():
-        codes = torch.cat([bundle.tokenizer.encode(part) for part in images.split(32)])
-    reference = scorer.features(decoded(bundle, codes[count:]))
-    rows, kept = [], {}
+def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, references: Tensor, count: int, keep: Path,
+             seed: int = 0) -> dict:
+    """All figures as one JSON-able document: `count` pictures damaged, held against as many of the reference features
+    (m, F) of reconstructions. What the scorer saw is kept in the folder `keep`."""
+    core, random = pictures.select(data.core(pictures)), np.random.default_rng(seed)
+    images, prompts, facts = composites(core, random.integers(0, len(core.records), count), seed + 1)
+    reference = references[torch.from_numpy(random.permutation(len(references))[:count].copy())]
+    keep.mkdir(parents=True, exist_ok=True)
+    weights = [float(x.double().square().sum()) for m in (scorer, bundle.tokenizer) for x in m.state_dict().values()]
+    mark = hashlib.sha256(json.dumps([weights, count, seed]).encode()).hexdigest()[:12]
 
-    def note(damage: str, strength: float, shown: Tensor, texts: list[str]) -> dict:
-        row, features, similarity = measure(scorer, shown, texts, reference)
-        kept[damage, strength] = features, similarity
-        print(damage, f"{strength:g}", "  ".join(f"{k} {v:.4f}" for k, v in row.items()), flush=True)
-        return {"damage": damage, "strength": strength, **row}
+    def kept(name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        path = keep / f"{mark}-{name.replace(' ', '-')}.safetensors"
+        if not path.exists():
+            save_file(make(), path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+        return load_file(path)
 
-    real = note("real pictures", 0.0, images[:count], prompts[:count])
-    for each in damaged(bundle, codes[:count], facts[:count], seed):
-        rows.append(note(*each))
-        change = kept[each[:2]][1] - kept["none", 0.0][1]
-        rows[-1]["similarity_change"] = bootstrap_interval(change, seed)
-    generator = torch.Generator().manual_seed(seed + 2)
-    others = random_tokens(codes[count:], FEW, bundle.tokenizer.config.codes, generator)
-    floor, signal = halves(torch.cat([kept["none", 0.0][0], reference]),
-                           torch.cat([kept["random tokens", FEW][0], scorer.features(decoded(bundle, others))]), seed)
-    change = next(r["similarity_change"] for r in rows if (r["damage"], r["strength"]) == ("random tokens", FEW))
-    few = {"similarity_change": change, "frechet_floor": (min(floor), max(floor)),
-           "frechet": (min(signal), max(signal)), "told": change[1] < 0 and min(signal) > max(floor)}
+    def seen(name: str, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        found = kept(name, lambda: dict(zip(("features", "embeddings"), scorer.look(make()), strict=True)))
+        return found["features"], found["embeddings"]
+
+    def encode() -> dict[str, Tensor]:
+        with torch.inference_mode():
+            return {"codes": torch.cat([bundle.tokenizer.encode(part) for part in images.split(32)])}
+
+    def note(damage: Damage, features: Tensor, embeddings: Tensor) -> tuple[dict, Tensor]:
+        row, similarity = measure(scorer, features, embeddings, damage.prompts, reference)
+        print(damage.name, f"{damage.strength:g}", "  ".join(f"{k} {v:.4f}" for k, v in row.items()), flush=True)
+        return {"damage": damage.name, "strength": damage.strength, **row}, similarity
+
+    drawn = Damage("real pictures", 0.0, prompts, lambda: images)
+    real, _ = note(drawn, *seen("real", drawn.pictures))
+    rows, before, clean, few = [], None, None, None
+    for damage in damaged(bundle, kept("codes", encode)["codes"], facts, seed):
+        wrong = damage.name == "wrong captions"
+        features, embeddings = seen("none-0" if wrong else f"{damage.name}-{damage.strength:g}", damage.pictures)
+        row, similarity = note(damage, features, embeddings)
+        if before is None:
+            before, clean = similarity, features
+        rows.append(row | {"similarity_change": bootstrap_interval(similarity - before, seed)})
+        if (damage.name, damage.strength) == ("random tokens", FEW):
+            floor, signal = halves(clean, features, seed)
+            change = rows[-1]["similarity_change"]
+            few = {"similarity_change": change, "frechet_floor": (min(floor), max(floor)),
+                   "frechet": (min(signal), max(signal)), "told": change[1] < 0 and min(signal) > max(floor)}
     return {"images": count, "seed": seed, "real": real, "rows": rows, "five_percent": few,
             "disorders": disorders(rows)}
 
@@ -220,11 +253,13 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=hub.BUNDLED, help="folder of the model whose tokenizer is used")
     parser.add_argument("--scorer", type=Path, default=BUNDLED, help="folder of the scorer")
     parser.add_argument("--out", type=Path, default=BUNDLED, help="folder for validation.json and validation.png")
+    parser.add_argument("--keep", type=Path, default=Path("runs/validation"), help="folder of what the scorer saw")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     document = validate(Scorer.load(args.scorer), hub.load_bundle(args.model, torch.float32),
-                        data.load_pictures(args.data), args.images, args.seed)
+                        data.load_pictures(args.data), References.load(args.scorer).decoded, args.images, args.keep,
+                        args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "validation.json").write_text(json.dumps(document, indent=1) + "\n")
     figure(document, args.out / "validation.png")
