@@ -11,7 +11,21 @@ from app import zero  # isort: skip  # before torch
 
 import gradio as gr
 
-from app import ambiguity, api, codebook, html, inspector, learn, record, session, stage, theme, treelab, views
+from app import (
+    ambiguity,
+    api,
+    codebook,
+    html,
+    inspector,
+    learn,
+    record,
+    session,
+    stage,
+    sweep,
+    theme,
+    treelab,
+    views,
+)
 from app.catalogue import choices_for, command_line, model_facts, weights
 from lanternpp.hub import BUNDLED as MODEL
 
@@ -38,6 +52,7 @@ def build_demo(
         worker.measured.update(each.measured())
     worker.atlas = record.atlas(recordings)
     book = codebook.Book(worker, Path(start) if Path(start).is_dir() and not load else None)
+    desk = sweep.Desk(worker, choices, start)
     with gr.Blocks(title="LANTERN++ demo", fill_width=True, analytics_enabled=False, delete_cache=(3600, 3600)) as demo:
         html.header(stage.model_line(first.about))
         line = html.words("link-note")
@@ -53,12 +68,15 @@ def build_demo(
                 codebook.view(book, worker, recorded)
             with gr.Tab("Tree lab"):
                 treelab.view(worker, knobs)
+            with gr.Tab("Sweep"):
+                sweep.view(desk, knobs, bool(recorded))
             with gr.Tab("Learn"):
                 learn.view()
         api.endpoints(worker, first.about["defaults"])
         inspector.endpoint(worker)
         codebook.endpoint(book, worker)
         treelab.endpoint(worker)
+        sweep.endpoint(desk)
 
         def left(request: gr.Request) -> None:
             worker.cancel(views.visitor(request))

@@ -23,7 +23,7 @@ KINDS = {
     "top_k": {"type": "integer"},
     "tree": {},
 }
-_drawing = threading.Lock()  # matplotlib's fonts are shared
+drawing = threading.Lock()  # matplotlib's fonts are shared
 DRAWING = 5.0  # seconds that a figure waits for another one
 LANES = 3  # of a race
 TICK = 0.5  # seconds between two reports of a running call
@@ -68,12 +68,12 @@ def drawn(worker: Worker, chosen: Any, most: int, draw: Callable[[list], str]) -
     """
     ids = chosen[:most] if isinstance(chosen, list) else []
     outputs = list({id(output): output for output in (find(worker, run) for run in ids)}.values())
-    if not outputs or None in outputs or not _drawing.acquire(timeout=DRAWING):
+    if not outputs or None in outputs or not drawing.acquire(timeout=DRAWING):
         return None
     try:
         return None if worker.running is not None else draw(outputs)
     finally:
-        _drawing.release()
+        drawing.release()
 
 
 def measured(worker: Worker) -> Callable[[Any], dict | None]:

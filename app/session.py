@@ -26,6 +26,7 @@ KEPT_EVENTS = 12_000  # of all finished runs together: those of a wide tree hold
 KEPT_BASELINES = 32
 KEPT_DETAILS = 12  # of finished runs; those of a wide tree hold some 10 MB each
 VISITORS = 4096  # whose chosen models are remembered
+_numbers = itertools.count(1)
 
 
 class Busy(RuntimeError):
@@ -34,9 +35,8 @@ class Busy(RuntimeError):
 
 @dataclass(eq=False)
 class Job:
-    """One visitor's request: settings decoded one after the other, each alone, or `pairs` measured pairs of them.
-
-    Without settings it only loads the visitor's model.
+    """One visitor's request: settings decoded one after the other, each alone, `pairs` measured pairs of them, or a
+    `sweep`. Without any of them it only loads the visitor's model.
     """
 
     visitor: str
@@ -44,13 +44,15 @@ class Job:
     pairs: int = 0
     keep: bool = False  # take the baseline from an earlier run
     inspect: str = ""  # decode this finished run once more and keep what its verdicts compared
-    number: int = field(default_factory=itertools.count(1).__next__)
+    sweep: Any = None  # what measures a grid: given a pipeline, yields after each run
+    number: int = field(default_factory=_numbers.__next__)
     events: queue.Queue = field(default_factory=queue.Queue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     replaced: bool = False  # by the same visitor's next job
     lane: int = -1  # the one being decoded
     context: contextvars.Context = field(default_factory=contextvars.copy_context)  # ZeroGPU asks it who the visitor is
     model: str = ""  # the visitor's; "" is the one that the app starts with
+    stream: Any = None  # of a sweep that has begun, with the pipeline that it is given
 
 
 class Bounded(OrderedDict):
@@ -205,6 +207,8 @@ class Worker:
                     self._measure(job)
                 elif job.inspect:
                     self._inspect(job)
+                elif job.sweep:
+                    self._sweep(job)
                 else:
                     self._race(job)
             except Stopped:
@@ -217,7 +221,9 @@ class Worker:
             finally:
                 with self._lock:
                     self.running = None
-                job.events.put(("end",))
+                    goes_on = job in self._jobs
+                if not goes_on:
+                    job.events.put(("end",))
 
     def _ensure(self, model: str = "") -> bool:
         """Load the model where it is not there yet; what was unreadable once is tried again by the next job.
@@ -306,6 +312,26 @@ class Worker:
         result = follow(job, compare(Stoppable(self.pipe, job), job.settings, job.pairs), "progress")
         job.events.put(("pairs", result))
 
+    def _sweep(self, job: Job) -> None:
+        """Go on with a sweep until it is done or somebody else waits: between two runs it takes its turn again."""
+        if job.stream is None:
+            pipe = Stoppable(self.pipe, job)
+            job.stream = pipe, job.sweep(pipe)
+        pipe, stream = job.stream
+        pipe.pipe = self.pipe  # another job may have loaded another model meanwhile
+        try:
+            for step in stream:
+                job.events.put(("progress", step))
+                with self._lock:
+                    if self._jobs and not job.cancelled.is_set():
+                        job.number = self._served[job.visitor] = next(_numbers)
+                        self._jobs.append(job)
+                        return
+        finally:
+            pipe.pipe = None
+        if job.cancelled.is_set():
+            raise Stopped
+
     def _inspect(self, job: Job) -> None:
         from lanternpp.detail import DetailError, inspect
 
@@ -357,6 +383,10 @@ class Stoppable:
     def bundle(self) -> Any:
         """The pipeline's own."""
         return self.pipe.bundle
+
+    def describe(self) -> dict[str, Any]:
+        """The pipeline's own."""
+        return self.pipe.describe()
 
     def decode_pixels(self, tokens: list[int]) -> Any:
         """The pipeline's own."""

@@ -1,4 +1,4 @@
-"""Command line: python -m lanternpp generate | bench | tune | evaluate | frontier | train."""
+"""Command line: python -m lanternpp generate | bench | tune | evaluate | frontier | sweep | train."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def tune(args: argparse.Namespace) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lanternpp", description="Tree speculative decoding of pictures.")
-    commands = parser.add_subparsers(required=True, metavar="generate | bench | tune | evaluate | frontier | train")
+    names = "generate | bench | tune | evaluate | frontier | sweep | train"
+    commands = parser.add_subparsers(required=True, metavar=names)
 
     one = commands.add_parser("generate", help="paint one picture")
     one.add_argument("prompt", help="a thing, a style and a background colour, such as 'a red apple, 3d'")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .pipeline import LanternPipeline, run
+from .pipeline import LanternPipeline, Output, run
 from .settings import METHODS, Settings
 
 # Words of the bundled model's vocabulary, fixed so that figures can be compared.
@@ -33,12 +33,13 @@ class Runs:
 
 @dataclass(frozen=True)
 class Progress:
-    """After each run: how many are done of how many, and the run's settings and summary."""
+    """After each run: how many are done of how many, and the run's settings, summary and output."""
 
     done: int
     total: int
     settings: Settings
     summary: dict
+    output: Output
 
 
 def quartiles(values: np.ndarray) -> dict[str, float]:
@@ -69,9 +70,10 @@ def interleave(pipe: LanternPipeline, pairs: Sequence[Sequence[Settings]],
         row: dict[int, dict] = {}
         for place in range(len(pair)):
             which = (place + number) % len(pair)
-            row[which] = run(pipe.stream(pair[which])).trace.summary()
+            output = run(pipe.stream(pair[which]))
+            row[which] = output.trace.summary()
             done += 1
-            yield Progress(done, total, pair[which], row[which])
+            yield Progress(done, total, pair[which], row[which], output)
         for which, runs in enumerate(methods):
             runs.summaries.append(row[which])
 

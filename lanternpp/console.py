@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import settings as schema
 from .settings import SettingsError
 
 
-def add_knobs(parser: argparse.ArgumentParser) -> None:
-    """Every knob as an option taken as text: limits and messages live in the schema alone."""
+def add_knobs(parser: argparse.ArgumentParser, names: Sequence[str] | None = None) -> None:
+    """Every knob, or those named, as an option taken as text: limits and messages live in the schema alone."""
     for name, knob in schema.KNOBS.items():
-        if name not in ("prompt", "method"):
+        if name not in ("prompt", "method") and (names is None or name in names):
             what = f" Choices: {', '.join(knob.choices)}." if knob.choices else ""
             what += f" From {knob.low:g} to {knob.high:g}." if knob.low is not None else ""
             parser.add_argument(f"--{name.replace('_', '-')}", metavar=name.upper(), default=None,

@@ -7,6 +7,7 @@ process (bench.py). Both go on where they were stopped.
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,11 @@ from .settings import METHODS, Settings
 
 COLUMNS = ("label", "method", "tree", "nodes", "k", "bound", "gamma", "order", "images", "speedup", "speedup_low",
            "speedup_high", "pairs", "accepted_length", "top1", "top1_change", "top1_low", "top1_high", "similarity",
-           "frechet_real", "frechet_ar", "frechet_floor", "precision", "recall", "equivalent", "pareto")
+           "frechet_real", "frechet_ar", "frechet_floor", "precision", "recall", "equivalent", "pareto", "device")
+
+SERIES = {"exact": ("#1d68b3", "o"), "lantern": ("#16776f", "^"), "lanternpp": ("#e0801f", "D"),
+          "annealed": ("#2b2e35", "s"), "coupled": ("#7a4fb5", "P"), "coupled-relaxed": ("#b0468c", "X"),
+          "eagle2": ("#5d6d1e", "v")}  # colour and mark of a method in figures
 
 
 def grid(trees: Sequence[str] = ("cpu4", "cpu8", "cpu14")) -> list[dict[str, object]]:
@@ -74,6 +79,7 @@ def table(pipe: LanternPipeline, points: Sequence[Settings], prompts: Sequence[s
             "label": s.label, "method": s.method, "tree": s.tree.name, "nodes": s.tree.nodes, "k": s.k,
             "bound": s.bound, "gamma": s.gamma, "order": s.order, "images": len(prompts), "speedup": v["median"],
             "speedup_low": v["low"], "speedup_high": v["high"], "pairs": v["pairs"],
+            "device": v["device"],
             "top1_low": q["top1_interval"][0], "top1_high": q["top1_interval"][1],
             **{k: q[k] for k in COLUMNS if k in q}})
     for row in rows:
@@ -81,19 +87,26 @@ def table(pipe: LanternPipeline, points: Sequence[Settings], prompts: Sequence[s
     return rows, quality
 
 
-def dominates(a: dict[str, object], b: dict[str, object]) -> bool:
-    """Whether a is as fast as b and as near to the real pictures, and better in one of the two."""
-    faster, nearer = a["speedup"] - b["speedup"], b["frechet_real"] - a["frechet_real"]
-    return faster >= 0 and nearer >= 0 and (faster > 0 or nearer > 0)
+def dominates(a: dict[str, object], b: dict[str, object], quality: str = "frechet_real", worse: int = 1) -> bool:
+    """Whether a is as fast as b and as good, and better in one of the two. Quality is, by default, the distance to the
+    real pictures; worse = -1 where less of it is worse."""
+    faster, better = a["speedup"] - b["speedup"], worse * (b[quality] - a[quality])
+    return faster >= 0 and better >= 0 and (faster > 0 or better > 0)
+
+
+def csv_text(rows: Sequence[dict[str, object]], columns: Sequence[str] = COLUMNS) -> str:
+    """Rows as CSV, numbers to four digits."""
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, columns, extrasaction="ignore")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
+    return file.getvalue()
 
 
 def write_csv(rows: Sequence[dict[str, object]], path: Path) -> None:
-    """Rows of COLUMNS, numbers to four digits."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
+    """Write rows of COLUMNS."""
+    path.write_text(csv_text(rows), newline="")
 
 
 def figure(rows: Sequence[dict[str, object]], ar: dict[str, float], floor: dict[str, float], path: Path) -> None:
@@ -102,9 +115,6 @@ def figure(rows: Sequence[dict[str, object]], ar: dict[str, float], floor: dict[
     from matplotlib.figure import Figure
 
     page = Figure(figsize=(11, 4.6), layout="constrained")
-    colours = {"exact": "#1d68b3", "lantern": "#16776f", "lanternpp": "#e0801f", "annealed": "#2b2e35",
-               "coupled": "#7a4fb5", "coupled-relaxed": "#b0468c", "eagle2": "#5d6d1e"}
-    marks = dict(zip(colours, "o^DsPXv", strict=True))
     for axes, key, title in zip(page.subplots(1, 2), ("frechet_real", "top1"),
                                 ("Fréchet distance to real pictures (lower is better)",
                                  "Prompt found among 100 (higher is better)"), strict=True):
@@ -112,9 +122,9 @@ def figure(rows: Sequence[dict[str, object]], ar: dict[str, float], floor: dict[
         axes.axhspan(*band, color="#98a1af", alpha=0.35, lw=0)
         axes.axhline(ar[key], color="#6a7280", lw=1)
         axes.plot([1], [ar[key]], marker="o", mfc="white", color="#6a7280", ls="", label="Plain AR")
-        for method, colour in colours.items():
+        for method, (colour, mark) in SERIES.items():
             chosen = [r for r in rows if r["method"] == method]
-            axes.plot([r["speedup"] for r in chosen], [r[key] for r in chosen], marks[method], color=colour, ls="",
+            axes.plot([r["speedup"] for r in chosen], [r[key] for r in chosen], mark, color=colour, ls="",
                       alpha=0.85, label=METHODS[method] if chosen else None)
         best = [r for r in rows if r["pareto"]]
         axes.plot([r["speedup"] for r in best], [r[key] for r in best], "o", mfc="none", mec="black", ms=12, ls="",

@@ -1,4 +1,4 @@
-"""`python -m lanternpp evaluate | frontier`: quality of many pictures, and speed against evaluate."""
+"""`python -m lanternpp evaluate | frontier | sweep`: quality of many pictures, and speed against quality."""
 
 from __future__ import annotations
 
@@ -23,15 +23,28 @@ def add_parsers(commands: argparse._SubParsersAction) -> None:
     add_knobs(judged)
     judged.set_defaults(call=run_evaluate)
 
-    swept = commands.add_parser("frontier", help="speed against quality over a grid of settings")
-    swept.add_argument("--images", type=int, default=100, help="pictures of each point")
-    swept.add_argument("--final", type=int, default=1000, help="pictures of each point on the Pareto front; 0 for none")
-    swept.add_argument("--pairs", type=int, default=4, help="pictures on which each point's speed is measured")
-    swept.add_argument("--trees", default="cpu4,cpu8,cpu14", help="comma-separated")
-    swept.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
-    swept.add_argument("--out", type=Path, default=Path("frontier"), help="folder; a run that was stopped goes on")
-    add_knobs(swept)
-    swept.set_defaults(call=run_frontier)
+    front = commands.add_parser("frontier", help="speed against quality over a grid of settings")
+    front.add_argument("--images", type=int, default=100, help="pictures of each point")
+    front.add_argument("--final", type=int, default=1000, help="pictures of each point on the Pareto front; 0 for none")
+    front.add_argument("--pairs", type=int, default=4, help="pictures on which each point's speed is measured")
+    front.add_argument("--trees", default="cpu4,cpu8,cpu14", help="comma-separated")
+    front.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
+    front.add_argument("--out", type=Path, default=Path("frontier"), help="folder; a run that was stopped goes on")
+    add_knobs(front)
+    front.set_defaults(call=run_frontier)
+
+    swept = commands.add_parser("sweep", help="speed and quality of a grid of settings on a few prompts, as in the app")
+    for name, words in {"methods": "", "trees": "presets or branching such as 3/2/1", "k": "for relaxed methods",
+                        "lam": "λ, for lanternpp, annealed and coupled-relaxed", "delta": "δ, for lantern",
+                        "gamma": "γ, for annealed", "orders": "strict-first, sequential"}.items():
+        swept.add_argument(f"--{name}", default=None, help=f"comma-separated{', ' if words else ''}{words}")
+    swept.add_argument("--prompt", action="append", default=None, help="may be given several times")
+    swept.add_argument("--prompts", type=Path, default=None, help="text file, one a line")
+    swept.add_argument("--repeats", default=None, help="pictures of each prompt, with the next seeds")
+    swept.add_argument("--out", type=Path, default=Path("sweep"),
+                       help="folder of sweep.csv, .json and .png; a run that was stopped goes on from it")
+    add_knobs(swept, ("seed", "cfg_scale", "temperature", "top_k", "top_p"))
+    swept.set_defaults(call=run_sweep)
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
@@ -112,6 +125,43 @@ def run_frontier(args: argparse.Namespace) -> int:
         points = [p for p in points if p.label in best]
     print(evaluate.render(scores))
     return 0
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    from . import grid as grids
+    from .sweep import Log, Sweep, figure, render
+
+    given = {n: v for n in (*grids.DEFAULTS, *grids.SAMPLING) if n != "prompts" and (v := getattr(args, n)) is not None}
+    if args.prompts:
+        given["prompts"] = args.prompts.read_text()
+    if args.prompt:
+        given["prompts"] = args.prompt + str(given.get("prompts", "")).splitlines()
+    grids.Grid.checked(limits=grids.CONSOLE, scored=False, **given)  # a bad value is said before the model is loaded
+    pipe = load(args)
+    grid = grids.Grid.checked(pipe.bundle.defaults, pipe.describe(), grids.CONSOLE, pipe.bundle.words is not None,
+                              **given)
+    log = Log(args.out / "rounds.jsonl", pipe, grid)
+    sweep, stopped = Sweep(grid, log.read()), False
+    kept = len(sweep.rounds)
+    if kept:
+        say(f"{sweep.done} of {grid.runs} runs were measured before.")
+    try:
+        for step in sweep.run(pipe):
+            if step.complete:
+                log.add(*list(sweep.rounds.items())[-1])
+            left = "" if step.left is None else f", {step.left / 60:.0f} min left"
+            bar(step.done, step.total, f"{step.now}{left}")
+    except KeyboardInterrupt:
+        stopped = True
+        say(f"\nStopped: the files hold {sweep.done} of {grid.runs} runs; the same command goes on.")
+    rows = sweep.rows()
+    if rows:
+        (args.out / "sweep.csv").write_text(sweep.csv(), newline="")
+        (args.out / "sweep.json").write_text(json.dumps(sweep.document(), ensure_ascii=False))
+        figure(rows, sweep.about, args.out / "sweep.png")
+        print(render(rows))
+    print(json.dumps({k: v for k, v in sweep.document().items() if k not in ("rounds", "grid")}, ensure_ascii=False))
+    return 130 if stopped else 0
 
 
 def only_bundled(pipe) -> None:

@@ -72,7 +72,8 @@ def _plain(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
-def _number(knob: Knob, value: object) -> float | int:
+def checked_number(knob: Knob, value: object) -> float | int:
+    """A number within a knob's limits, from a number or its text; SettingsError says what is wrong."""
     kind = "whole number" if knob.whole else "number"
     say = f"{knob.label.split(',')[0]} must be a {kind} from {_plain(knob.low)} to {_plain(knob.high)}"
     shown = shortened(value)
@@ -157,9 +158,9 @@ class Settings:
             raise SettingsError("tree", f"The tree 'root' drafts nothing, so {METHODS[method]} would be plain AR: "
                                         "choose another tree or the method ar.")
         return cls(prompt=_prompt(given["prompt"]), method=method, tree=tree if method != "ar" else PRESETS["root"],
-                   bound=_number(bound, given["bound"]), order=_choice(KNOBS["order"], given["order"]),
-                   **{n: _number(KNOBS[n], given[n]) for n in ("k", "gamma", "seed", "cfg_scale", "temperature",
-                                                               "top_k", "top_p")})
+                   bound=checked_number(bound, given["bound"]), order=_choice(KNOBS["order"], given["order"]),
+                   **{n: checked_number(KNOBS[n], given[n])
+                      for n in ("k", "gamma", "seed", "cfg_scale", "temperature", "top_k", "top_p")})
 
     @property
     def sampling(self) -> Sampling:
