@@ -83,7 +83,7 @@ def build_demo(
 
         demo.unload(left)
     demo.queue(max_size=32, default_concurrency_limit=None)
-    demo.worker = worker.start()
+    demo.worker, demo.desk = worker.start(), desk
     return demo
 
 

@@ -1,26 +1,5 @@
 /* The Sweep: a grid of settings, its progress, speed against quality, pictures of a setting, the table, files. */
 
-/* What a point of the scatter may stand for; `sign` says which way is better. */
-const QUALITIES = {
-  'Prompt similarity': { key: 'similarity_change', low: 'similarity_low', high: 'similarity_high', sign: 1, words: 'similarity to the prompt, change from AR', digits: 3, change: true },
-  'Found among 100': { key: 'top1_change', low: 'top1_low', high: 'top1_high', sign: 1, words: 'prompt found among 100, change from AR', digits: 2, change: true },
-  'Fréchet distance': { key: 'frechet_real', sign: -1, words: 'Fréchet distance to real pictures, lower is better', digits: 2 },
-  'Accepted length': { key: 'accepted_length', sign: 1, words: 'accepted length, tokens a step', digits: 2 },
-};
-const known = value => value !== null && value !== undefined && Number.isFinite(value);
-const signed = (value, digits) => `${value < -0.5 / 10 ** digits ? '−' : value > 0 ? '+' : '±'}${Math.abs(value).toFixed(digits)}`;
-const minutes = seconds => (seconds < 90 ? `${Math.max(1, Math.round(seconds))} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h ${Math.round(seconds % 3600 / 60)} min`);
-const counted = (n, word) => `${n.toLocaleString('en')} ${word}${n === 1 ? '' : 's'}`;
-
-/* Settings that no other beats in both; AR is one of them. */
-Lantern.front = (rows, { key, sign }) => rows.filter(a => known(a[key]) && !rows.some(b => known(b[key])
-  && b.speedup >= a.speedup && sign * b[key] >= sign * a[key] && (b.speedup > a.speedup || sign * b[key] > sign * a[key])));
-/* A method's mark, hollow where the setting is not on the front. */
-Lantern.point = (method, full) => {
-  const inside = Lantern.mark(method).replace(/^<svg[^>]*>|<\/svg>$/g, '');
-  if (full || method === 'ar') return inside;
-  return /fill="var/.test(inside) ? inside.replace(/fill="(var[^"]+)"/, 'fill="var(--bg)" stroke="$1" stroke-width="1.7"') : inside.replace(/stroke-width="[\d.]+"/, 'stroke-width="1.2"');
-};
 Lantern.sweepPage = (names, value) => {                          // the Race's knobs at a setting; what it does not read stays
   const page = (value && value.page) || {};
   return names.map(name => (name in page ? page[name] : Lantern.knobs[name]));
@@ -28,7 +7,7 @@ Lantern.sweepPage = (names, value) => {                          // the Race's k
 
 Lantern.sweep = (element, props, watch, trigger, server, words) => {
   const part = name => element.querySelector(`[data-part="${name}"]`), field = name => element.querySelector(`#sweep-${name}`);
-  let shown = { state: 'empty', rows: [], settings: [] }, picked = 0, latest = -1, quality = '', planned = null, images = { of: '', list: [] }, place = 0, side = '', busy = false;
+  let shown = { state: 'empty', rows: [], settings: [] }, picked = 0, chosen = false, latest = -1, quality = '', planned = null, images = { of: '', list: [] }, place = 0, side = '', busy = false;
 
   /* ---- the form ---- */
   const check = (box, name, value, label) => {
@@ -37,7 +16,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     part(box).append(row);
   };
   Object.entries(words.methods).forEach(([value, label]) => check('methods', 'methods', value, label));
-  words.trees.forEach(([value, label]) => check('trees', 'trees', value, label));
+  words.trees.forEach(([value, label]) => { check('trees', 'trees', value, label.split(':')[0]); part('trees').lastChild.title = label; });
   Object.entries(words.orders).forEach(([value, label]) => check('orders', 'orders', value, label));
   for (const [name, label] of Object.entries(words.labels)) {
     const cell = document.createElement('div'), input = Object.assign(Lantern.make('input', 'field'), { id: `sweep-${name}`, inputMode: 'decimal', autocomplete: 'off' });
@@ -125,7 +104,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     shown = { rows: [], settings: [], facts: [], ...value };
     latest = Math.max(latest, value.serial || 0);
     busy = shown.state === 'running';
-    if (before.key !== shown.key) { images = { of: '', list: [] }; place = 0; picked = 0; }
+    if (before.key !== shown.key) { images = { of: '', list: [] }; place = 0; picked = 0; chosen = false; }
     if (shown.error) refuse(shown.error);
     const done = shown.rows.filter(each => each.setting && (shown.recorded || each.images === shown.pictures)).length, all = Math.max(0, shown.settings.length - 1);
     Lantern.say(part('head'), { empty: 'Nothing measured yet', recorded: `${counted(all, 'setting')}, recorded`, stopped: `Stopped at ${done} of ${all} settings`, failed: `Failed at ${done} of ${all} settings` }[shown.state] || (shown.state === 'done' ? `${counted(all, 'setting')} measured` : `${done} of ${all} settings measured`));
@@ -144,13 +123,13 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
   const draw = () => {
     const there = Object.entries(QUALITIES).filter(([, each]) => shown.rows.some(one => one.setting && known(one[each.key]))).map(([label]) => label);
     if (!there.includes(quality)) quality = there[0] || '';
-    if (part('quality').dataset.of !== there.join()) {
-      part('quality').dataset.of = there.join();
-      if (there.length > 1) Lantern.segments(part('quality'), there, quality, 'Quality', label => { quality = label; draw(); }); else { part('quality').className = ''; part('quality').replaceChildren(); }
-    }
-    if (!row(picked) && shown.rows.length) {                     // the fastest of the front, until somebody picks
-      const front = quality ? Lantern.front(points(), QUALITIES[quality]) : [], fast = front.filter(each => each.setting).sort((a, b) => b.speedup - a.speedup)[0];
-      picked = Lantern.linked.point !== undefined && row(Number(Lantern.linked.point)) ? Number(Lantern.linked.point) : (fast || shown.rows.at(-1)).setting;
+    part('quality').hidden = there.length < 2;
+    if (part('quality').dataset.of !== there.join()) Lantern.segments(part('quality'), there, quality, 'Quality', label => { quality = label; draw(); });
+    part('quality').dataset.of = there.join();
+    if (!chosen || !row(picked)) {                               // the fastest of the front, until somebody picks
+      const linked = Number(Lantern.linked.point), best = quality ? Lantern.front(points(), QUALITIES[quality]).filter(each => each.setting) : [];
+      const fast = [...(best.length ? best : shown.rows)].sort((x, y) => y.speedup - x.speedup)[0];
+      picked = row(linked) ? linked : fast ? fast.setting : 0;
     }
     scatter();
     table();
@@ -158,7 +137,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
   };
   const pick = number => {
     if (!row(number)) return;
-    picked = number;
+    [picked, chosen] = [number, true];
     Lantern.linked.point = number;
     scatter();
     table();
@@ -167,45 +146,11 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
 
   /* ---- the scatter ---- */
   const box = part('scatter');
-  const ticks = (low, high, most) => {
-    const step = [1, 2, 5].flatMap(each => [-3, -2, -1, 0, 1].map(power => each * 10 ** power)).sort((a, b) => a - b).find(each => (high - low) / each <= most) || 100;
-    return Array.from({ length: Math.floor(high / step + 1e-9) - Math.ceil(low / step - 1e-9) + 1 }, (_, i) => (Math.ceil(low / step - 1e-9) + i) * step);
-  };
   const scatter = () => {
-    const width = Math.max(300, box.clientWidth), narrow = width < 560, height = narrow ? 320 : 420, pad = { left: 50, right: 14, top: 16, bottom: 40 };
-    const spec = QUALITIES[quality], all = spec ? points().filter(each => known(each[spec.key]) && known(each.speedup)) : [];
-    part('legend').innerHTML = [...new Set(points().map(each => each.method))].map(method => `<span>${Lantern.mark(method)}${Lantern.make('i', '', words.methods[method] || 'Plain AR').textContent}</span>`).join('') + (all.length ? '<span>filled: on the Pareto front</span>' : '');
-    if (!all.length) { box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="presentation"><rect x="${pad.left}" y="${pad.top}" width="${width - pad.left - pad.right}" height="${height - pad.top - pad.bottom}" fill="var(--sunken)"/></svg>`; part('said').textContent = ''; return; }
-    const xs = all.flatMap(each => [each.speedup, each.speedup_low, each.speedup_high].filter(known)), ys = all.map(each => each[spec.key]);
-    const stretch = (values, least) => { const low = Math.min(...values), high = Math.max(...values), more = Math.max(least, (high - low) * 0.09); return [low - more, high + more]; };
-    const [x0, x1] = stretch([1, ...xs], 0.06), [y0, y1] = stretch(ys, spec.change ? 0.01 : 0.05);
-    const X = value => pad.left + (value - x0) / (x1 - x0) * (width - pad.left - pad.right), up = value => (value - y0) / (y1 - y0);
-    const Y = value => pad.top + (spec.sign > 0 ? 1 - up(value) : up(value)) * (height - pad.top - pad.bottom);
-    const floor = height - pad.bottom, label = value => (spec.change && Math.abs(value) < 1e-9 ? 'AR' : `${value < 0 ? '−' : ''}${Number(Math.abs(value).toFixed(4))}`);
-    const lines = [...ticks(x0, x1, narrow ? 5 : 8).map(at => `<path class="grid-l" d="M${X(at)} ${pad.top}V${floor}"/><text class="axis" x="${X(at)}" y="${floor + 15}" text-anchor="middle">${Number(at.toFixed(2))}×</text>`),
-      ...ticks(y0, y1, 7).map(at => `<path class="grid-l" d="M${pad.left} ${Y(at)}H${width - pad.right}"/><text class="axis" x="${pad.left - 7}" y="${Y(at) + 4}" text-anchor="end">${label(at)}</text>`)];
-    const front = Lantern.front(all, spec).sort((a, b) => a.speedup - b.speedup);
-    const stair = front.map((each, i) => (i ? `V${Y(each[spec.key]).toFixed(1)}H${X(each.speedup).toFixed(1)}` : `M${X(each.speedup).toFixed(1)} ${Y(each[spec.key]).toFixed(1)}`)).join('');
-    const taken = [], notes = [];
-    [...front].sort((a, b) => (b.setting === picked) - (a.setting === picked)).filter(each => each.setting).forEach(each => {
-      const text = shown.settings[each.setting].words, wide = text.length * 5.8, x = Lantern.clamp(X(each.speedup), pad.left + wide / 2, width - pad.right - wide / 2), y = Y(each[spec.key]) - 11;
-      if (text === 'strict' || taken.some(other => Math.abs(other.x - x) < (other.wide + wide) / 2 + 4 && Math.abs(other.y - y) < 13)) return;
-      taken.push({ x, y, wide });
-      notes.push(`<text class="axis" x="${x.toFixed(1)}" y="${Math.max(10, y).toFixed(1)}" text-anchor="middle" style="fill:var(--ink-2)${each.setting === picked ? ';font-weight:600' : ''}">${text}</text>`);
-    });
-    const order = [...all].sort((a, b) => (a.setting === picked) - (b.setting === picked) || front.includes(a) - front.includes(b));
-    const marks = order.map(each => {
-      const x = X(each.speedup), y = Y(each[spec.key]), own = each.setting === picked, colour = `var(${Lantern.methods[each.method].fill})`, full = front.includes(each);
-      const spread = known(each.speedup_low) && each.setting ? `<path d="M${X(each.speedup_low).toFixed(1)} ${y.toFixed(1)}H${X(each.speedup_high).toFixed(1)}" stroke="${colour}" stroke-width="1" opacity=".7"/>` : '';
-      const span = own && spec.low && known(each[spec.low]) ? `<path d="M${x.toFixed(1)} ${Lantern.clamp(Y(each[spec.low]), pad.top, floor).toFixed(1)}V${Lantern.clamp(Y(each[spec.high]), pad.top, floor).toFixed(1)}" stroke="${colour}" stroke-width="1"/>` : '';
-      return `<g id="sweep-point-${each.setting}" role="option" aria-selected="${own}" data-setting="${each.setting}" aria-label="${name(each.setting)}: ${each.speedup.toFixed(2)} times, ${spec.words} ${each[spec.key].toFixed(spec.digits)}${full ? ', on the Pareto front' : ''}">${spread}${span}`
-        + `<circle class="hit" cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="13"/>${own ? `<circle class="aid" cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="11" fill="var(--tint)" stroke="var(--relax)" stroke-width="2"/>` : ''}`
-        + `<g transform="translate(${(x - 6).toFixed(1)},${(y - 6).toFixed(1)})">${Lantern.point(each.method, full)}</g></g>`;
-    });
-    box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="presentation">${lines.join('')}<path d="${stair}" fill="none" stroke="var(--ink-3)" stroke-width="1.2"/>${notes.join('')}${marks.join('')}`
-      + `<text class="axis" x="${pad.left + 8}" y="${floor - 10}" style="fill:var(--ink-2)">↑ ${spec.words}</text><text class="axis" x="${width - pad.right}" y="${height - 6}" text-anchor="end" style="fill:var(--ink-2)">measured speedup over plain AR →</text></svg>`;
-    box.setAttribute('aria-activedescendant', `sweep-point-${picked}`);
-    part('said').textContent = `Median of ${shown.recorded ? 'measured' : counted(Math.max(...all.map(each => each.images || 0)), shown.rows.some(each => each.images > 1) ? 'pair' : 'pair')}${shown.recorded ? ' pairs' : ''} a setting, the line its quartiles.`;
+    const rows = points(), methods = [...new Set(rows.map(each => each.method))], n = Math.max(0, ...rows.map(each => each.images || 0));
+    Lantern.scatter(box, rows, quality, picked, name, number => shown.settings[number].words);
+    part('legend').innerHTML = methods.map(method => `<span>${Lantern.mark(method)}${words.methods[method] || 'Plain AR'}</span>`).join('') + (rows.length ? '<span>filled: on the Pareto front</span>' : '');
+    part('said').textContent = !rows.length ? '' : shown.recorded ? 'Median of the timed pairs, the line their quartiles.' : `Median of ${counted(n, 'pair')} with plain AR, the line their quartiles; each painted the same prompt with the same seed.`;
   };
   box.addEventListener('click', event => { const at = event.target.closest('[data-setting]'); if (at) pick(Number(at.dataset.setting)); });
   box.addEventListener('keydown', event => {
@@ -226,7 +171,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     part('name').append(setting.name);
     Lantern.say(part('setting'), picked ? `${setting.words === 'strict' ? '' : `${setting.words} · `}tree ${setting.tree}, ${counted(setting.nodes, 'token')}` : 'one token a pass');
     const range = (low, high, digits) => (known(low) ? `${signed(low, digits)} to ${signed(high, digits)}` : '');
-    const facts = [['Speedup', `${at.speedup.toFixed(2)}×`], picked && ['quartiles', `${at.speedup_low.toFixed(2)}–${at.speedup_high.toFixed(2)}`], ['Accepted length', known(at.accepted_length) && at.accepted_length.toFixed(2)], ['Prompt similarity', known(at.similarity) && at.similarity.toFixed(3)],
+    const facts = [['Speedup', `${at.speedup.toFixed(2)}×`], picked && ['quartiles', `${at.speedup_low.toFixed(2)}–${at.speedup_high.toFixed(2)}`], ['Accepted length', known(at.accepted_length) && at.accepted_length.toFixed(2)], ['Prompt similarity', known(at.similarity) && at.similarity.toFixed(3).replace('-', '−')],
       picked && ['change from AR', known(at.similarity_change) && signed(at.similarity_change, 3)], picked && ['95 % interval', range(at.similarity_low, at.similarity_high, 3)], ['Found among 100', known(at.top1) && Lantern.percent(at.top1)], picked && shown.recorded && ['change, in points', known(at.top1_change) && signed(100 * at.top1_change, 1)], ['Fréchet distance', known(at.frechet_real) && at.frechet_real.toFixed(2)], ['n', known(at.images) && `${at.images}${shown.recorded && known(at.pairs) ? `, ${at.pairs} timed` : ''}`]];
     part('numbers').replaceChildren(...facts.filter(each => each && each[1]).map(([label, value]) => { const line = document.createElement('tr'); line.append(Lantern.make('td', '', label), Lantern.make('td', 'num', value)); return line; }));
     const race = { ...Lantern.knobs, ...setting.page };
@@ -270,10 +215,9 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
       return button;
     }));
     part('thumbs').hidden = list.length < 2;
-    if (picked && list.length) {
-      const own = shown.settings[picked].name;
-      Lantern.segments(part('which'), [own, 'Plain AR'], ar ? 'Plain AR' : own, 'Whose picture', label => { side = label; gallery(); });
-    } else { part('which').className = ''; part('which').replaceChildren(); }
+    const own = shown.settings[picked].name;
+    part('which').hidden = !picked || !list.length;
+    Lantern.segments(part('which'), [own, 'Plain AR'], ar ? 'Plain AR' : own, 'Whose picture', label => { side = label; gallery(); });
   };
 
   /* ---- the table ---- */
@@ -286,13 +230,12 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     Lantern.say(part('lead'), shown.rows.length ? `Speedup: median of per-pair ratios with quartiles. Quality: against plain AR on the same prompts and seeds${shown.prompts && shown.prompts.length ? `: ${shown.prompts.join('; ')}` : ''}.` : 'Every setting of the grid appears here as it is measured.');
     const body = shown.settings.map((setting, number) => {
       const at = row(number), tr = Lantern.make('tr', at ? '' : 'waits'), first = document.createElement('td');
-      if (!at && shown.recorded) return null;
-      if (!at && !number && shown.rows.length) return null;
+      if (!at && (shown.recorded || (!number && shown.rows.length))) return null;
       tr.setAttribute('aria-selected', number === picked && !!at);
       const pickable = Lantern.make(at ? 'button' : 'span', at ? 'link' : '', setting.name);
       first.innerHTML = Lantern.mark(setting.method);
       first.append(pickable);
-      const n = (value, digits, unit = '') => (at && known(value) ? `${value.toFixed(digits)}${unit}` : '–'), a = at || {};
+      const n = (value, digits, unit = '') => (at && known(value) ? `${value.toFixed(digits).replace('-', '−')}${unit}` : '–'), a = at || {};
       const state = !at ? (busy ? 'waiting' : 'not measured') : front.includes(at) ? 'on the front' : shown.recorded || at.images === shown.pictures || !number ? 'done' : `${at.images} of ${shown.pictures}`;
       const cells = [n(a.speedup, 2, '×'), number && at ? `${n(a.speedup_low, 2)}–${n(a.speedup_high, 2)}` : '–', n(a.accepted_length, 2), n(a.similarity, 3), at && number && known(a.similarity_change) ? signed(a.similarity_change, 3) : '–', known(a.top1) ? Lantern.percent(a.top1) : '–', ...(frechet ? [n(a.frechet_real, 2)] : []), known(a.images) ? String(a.images) : '–', state];
       tr.append(first, Lantern.make('td', '', setting.words), Lantern.make('td', '', number ? setting.tree : 'root only'), ...cells.map((text, i) => Lantern.make('td', heads[i + 3][1], text)));
