@@ -18,6 +18,7 @@ KINDS = {
     "prompt": {"type": "string"},
     "method": {"type": "string"},
     "order": {"type": "string"},
+    "mode": {"type": "string"},
     "seed": {"type": "integer"},
     "k": {"type": "integer"},
     "top_k": {"type": "integer"},

@@ -140,7 +140,7 @@ def chosen(method: str) -> dict[str, object]:
 
 def baseline_key(settings: Settings) -> tuple:
     """What must be equal for a baseline to be kept."""
-    return tuple(getattr(settings, name) for name in SAMPLING)
+    return tuple(getattr(settings, name) for name in (*SAMPLING, "mode"))
 
 
 def from_query(query: Mapping[str, str], codes: int | None = None) -> dict[str, object]:

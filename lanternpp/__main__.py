@@ -1,4 +1,4 @@
-"""Command line: python -m lanternpp generate | bench | tune | evaluate | frontier | sweep | train."""
+"""Command line: python -m lanternpp generate | bench | tune | gpu-report | evaluate | frontier | sweep | train."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ def bench(args: argparse.Namespace) -> int:
     from . import bench as speed
     from . import breakdown as parts
 
+    if args.breakdown and checked[0].mode == "graph":
+        raise SettingsError("mode", "A recorded graph has no phases that could be timed: leave out --breakdown, or use "
+                                    "the mode eager or compile.")
     pipe = load(args)
     prompts = [speed.PROMPTS[i % len(speed.PROMPTS)] for i in range(args.prompts)]
     first_seed = checked[0].seed
@@ -54,7 +57,7 @@ def bench(args: argparse.Namespace) -> int:
                             "seed": (first_seed + number + 1000 * repeat) % 2**31})
               for name in names] for repeat in range(args.repeats) for number, prompt in enumerate(prompts)]
     about = pipe.describe()
-    say(f"{about['model']} on {about['device']}, {about['dtype']}, {about['mode']}, torch {about['torch']}; "
+    say(f"{about['model']} on {about['device']}, {about['dtype']}, {checked[0].mode}, torch {about['torch']}; "
         f"{len(pairs)} pairs of {', '.join(names)} interleaved")
     kind, interleave = (parts.Timed, parts.interleave) if args.breakdown else (speed.Runs, speed.interleave)
     methods = [kind(s) for s in pairs[0]]
@@ -81,6 +84,9 @@ def tune(args: argparse.Namespace) -> int:
     knobs = {"prompt": "check", "tree": "cpu4", **chosen(args)}
     if Settings.checked(**knobs).method == "ar":
         raise SettingsError("method", "Plain AR drafts no tree that could be tuned: choose another method.")
+    if knobs.get("mode") == "compile":
+        raise SettingsError("mode", "tune measures dozens of trees, and each would be compiled for a minute: use the "
+                                    "mode eager or graph.")
     check_counts(args, "traces", "pictures", "rounds")
     check_counts(args, "budget", high=MAX_NODES)
     from . import presets
@@ -89,7 +95,7 @@ def tune(args: argparse.Namespace) -> int:
 
     pipe = load(args)
     settings, about = pipe.check(**knobs), pipe.describe()
-    say(f"{about['model']} on {about['device']}, {about['dtype']}, {about['mode']}: {METHODS[settings.method]}")
+    say(f"{about['model']} on {about['device']}, {about['dtype']}, {settings.mode}: {METHODS[settings.method]}")
     work = tuning.tune(pipe, settings, args.traces, args.pictures, args.rounds, args.budget)
     while True:
         try:
@@ -107,9 +113,34 @@ def tune(args: argparse.Namespace) -> int:
     return 0
 
 
+def gpu_report(args: argparse.Namespace) -> int:
+    ways = [m.strip() for m in args.modes.split(",") if m.strip()]
+    for mode in ways:
+        Settings.checked(prompt="check", mode=mode)
+    check_counts(args, "steps", "prompts")
+    import torch
+
+    from . import gpu_report as reporting
+    from .bench import to_line
+    from .models import MODELS
+
+    names = [name.strip() for name in args.shapes.split(",") if name.strip()]
+    for name in names:
+        if name not in MODELS or MODELS[name].drafter is None:
+            usable = ", ".join(n for n, spec in MODELS.items() if spec.drafter)
+            raise SettingsError("shapes", f"--shapes names {name[:40]!r}: use some of {usable}, with commas.")
+    if not torch.cuda.is_available():
+        raise SettingsError("device", "gpu-report measures a CUDA GPU, and torch finds none here: run it on a machine "
+                                      "that has one.")
+    document = reporting.report(load(args), ways, lambda text: print(text, flush=True), names, steps=args.steps,
+                                prompts=args.prompts)
+    print(to_line(document))
+    return 0
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lanternpp", description="Tree speculative decoding of pictures.")
-    names = "generate | bench | tune | evaluate | frontier | sweep | train"
+    names = "generate | bench | tune | gpu-report | evaluate | frontier | sweep | train"
     commands = parser.add_subparsers(required=True, metavar=names)
 
     one = commands.add_parser("generate", help="paint one picture")
@@ -138,6 +169,14 @@ def build_parser() -> argparse.ArgumentParser:
     best.add_argument("--figure", type=Path, default=None, help="PNG to write; beside the tuned tree if left out")
     add_knobs(best)
     best.set_defaults(call=tune)
+
+    gpu = commands.add_parser("gpu-report", help="latencies of published models' shapes on this machine's GPU")
+    gpu.add_argument("--modes", default="eager,compile,graph", help="comma-separated")
+    gpu.add_argument("--shapes", default="llamagen-t2i-256,llamagen-t2i-512,anole-7b", help="comma-separated models")
+    gpu.add_argument("--steps", type=int, default=100, help="how often each step is timed")
+    gpu.add_argument("--prompts", type=int, default=5, help="pictures of the bundled model, each by every method")
+    gpu.add_argument("--model", type=Path, default=None, help="the model that is run for real; the bundled one")
+    gpu.set_defaults(call=gpu_report)
 
     quality_commands.add_parsers(commands)
 

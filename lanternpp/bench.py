@@ -119,8 +119,8 @@ def document(pipe: LanternPipeline, methods: Sequence[Runs]) -> dict:
     """The JSON document that `bench` prints last."""
     about = pipe.describe()
     first = next((m.settings for m in methods if m.settings.tree.nodes), methods[0].settings)
-    keys = ("model", "device", "dtype", "mode", "threads", "torch")
-    return {**{k: about[k] for k in keys}, "baseline": baseline(methods).settings.method,
+    keys = ("model", "device", "dtype", "threads", "torch")
+    return {**{k: about[k] for k in keys}, "mode": first.mode, "baseline": baseline(methods).settings.method,
             "sampling": vars(first.sampling), "tree": first.tree.name,
             "relaxation": {"k": first.k, "order": first.order}, "methods": table(methods)}
 

@@ -18,17 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import bench as speed
-from .decode import Decoder, Step
 from .pipeline import LanternPipeline
 from .quantize import Int8Linear
 from .settings import METHODS, Settings
+from .step import Step
 
 ONCE = ("prompt", "prefill", "pixels")  # once a picture; everything else is once a step
 AGREEMENT = 0.10  # how far a prediction may be off before it is called wrong
 
 
 class Clock:
-    """Times the phases of an eager Step from outside, in a `with` block: the step itself runs unchanged.
+    """Times the phases of a Step that is not recorded from outside, in a `with` block: the step itself runs unchanged.
 
     A level of expand begins with its drafter call (the first follows the catch-up, which is one), so a level's mask
     counts for the level before. On CUDA the marks are events in the stream, read at the end, and nothing waits.
@@ -100,10 +100,11 @@ class Clock:
 def timed(pipe: LanternPipeline, settings: Settings) -> dict[str, float]:
     """Decode one picture under the clock: milliseconds of each phase, of the whole `step`, and of ONCE's parts."""
     began = time.perf_counter()
-    step, condition, valid = pipe.prepare(settings)
-    prompt = time.perf_counter() - began
-    with Clock(step) as clock:
-        events = Decoder(step).generate(condition, settings.seed, valid)
+    with pipe.lend(settings) as decoder:
+        condition, valid = pipe.read_prompt(settings)
+        prompt = time.perf_counter() - began
+        with Clock(decoder.step) as clock:
+            events = decoder.generate(condition, settings.seed, valid)
     began = time.perf_counter()
     pipe.decode_pixels([token for event in events for token in event.tokens])
     pixels = time.perf_counter() - began

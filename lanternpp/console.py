@@ -29,8 +29,10 @@ def chosen(args: argparse.Namespace) -> dict[str, object]:
 def load(args: argparse.Namespace):
     from .pipeline import LanternPipeline
 
-    return LanternPipeline.from_pretrained(args.model, progress=lambda done, total: bar(
+    pipe = LanternPipeline.from_pretrained(args.model, progress=lambda done, total: bar(
         done >> 20, total >> 20, f"MiB of {args.model}"))
+    pipe.tell = say
+    return pipe
 
 
 def say(text: str) -> None:

@@ -73,23 +73,25 @@ def step_seconds(pipe: LanternPipeline, settings: Settings, steps: int) -> list[
 
     On a GPU, which works ahead of the host, a measurement is the mean of eight steps in a row.
     """
-    step, condition, valid = pipe.prepare(settings)
-    step.prefill(condition, [settings.seed], valid)
-    middle, late = step.length // 2, step.target.device.type == "cuda"
     found = []
-    for _ in range(steps + 2):
-        step.position.fill_(middle)
-        step.committed.fill_(1)
-        if late:
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(8 if late else 1):
-            rows = [part.to("cpu", non_blocking=True) for part in step(step.reach(middle))]
-        if late:
-            torch.cuda.synchronize()
-        else:
-            read_row(step, 1, *(part[0].tolist() for part in rows), 0.0)
-        found.append((time.perf_counter() - began) / (8 if late else 1))
+    with pipe.lend(settings) as decoder:
+        step, run = decoder.step, decoder.run or decoder.step
+        condition, valid = pipe.read_prompt(settings)
+        step.prefill(condition, [settings.seed], valid)
+        middle, late = step.length // 2, step.target.device.type == "cuda"
+        for _ in range(steps + 2):
+            step.position.fill_(middle)
+            step.committed.fill_(1)
+            if late:
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(8 if late else 1):
+                rows = [part.to("cpu", non_blocking=True) for part in run(step.reach(middle))]
+            if late:
+                torch.cuda.synchronize()
+            else:
+                read_row(step, 1, *(part[0].tolist() for part in rows), 0.0)
+            found.append((time.perf_counter() - began) / (8 if late else 1))
     return found[2:]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +16,10 @@ from .tree import Tree
 
 @dataclass(frozen=True)
 class Decoder:
-    """Runs a Step over whole pictures."""
+    """Runs a Step over whole pictures. run: how its forward is called (modes.runner); as it is if None."""
 
     step: Step
+    run: Callable[[int], tuple[Tensor, Tensor]] | None = None
 
     def stream(self, condition: Tensor, seed: int, valid: Tensor | None = None) -> Iterator[StepEvent]:
         """Yield one picture's events as they happen: the prefill's, then one a step, until the picture is full."""
@@ -32,7 +33,7 @@ class Decoder:
         On the CPU a step is read when it ends. Elsewhere the host reads one step late, so that the device never waits;
         the one step that this decodes too many lands in scratch slots and is not reported.
         """
-        step, began = self.step, time.perf_counter()
+        step, run, began = self.step, self.run or self.step, time.perf_counter()
         tokens = step.prefill(condition, seeds, valid).tolist()
         spent = time.perf_counter() - began
         for picture, token in enumerate(tokens):
@@ -43,7 +44,7 @@ class Decoder:
         while min(positions) < step.length:
             ahead = (len(waiting) + 1) * (step.depth + 1) if late else 0
             with torch.inference_mode():
-                rows = tuple(part.to("cpu", non_blocking=True) for part in step(step.reach(max(positions) + ahead)))
+                rows = tuple(part.to("cpu", non_blocking=True) for part in run(step.reach(max(positions) + ahead)))
             mark = None
             if late:
                 mark = torch.cuda.Event()

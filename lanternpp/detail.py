@@ -129,8 +129,8 @@ def whatif(detail: Detail, event: int, node: int, relaxation: Relaxation, depth:
 class _Recorder(Step):
     """A step that keeps the distributions which its verdicts compared."""
 
-    def _distribution(self, logits: Tensor, places: Tensor) -> Tensor:
-        self.logits, self.p = logits, super()._distribution(logits, places)  # the target's come last
+    def _distribution(self, logits: Tensor, depths: Tensor | None = None) -> Tensor:
+        self.logits, self.p = logits, super()._distribution(logits, depths)  # the target's come last
         return self.p
 
     def _verify(self, p: Tensor, draft: Draft) -> Verdict:
@@ -149,7 +149,8 @@ def inspect(pipe, trace: Trace) -> Iterator[StepEvent]:
     if settings.relaxation.coupled:
         raise DetailError(f"{METHODS[settings.method]} judges drafts by the target's own draw, not by ratios that "
                           "could be shown here: inspect a run of another method.")
-    step, condition, valid = pipe.prepare(settings, kind=_Recorder)
+    step = pipe.step(settings, kind=_Recorder)
+    condition, valid = pipe.read_prompt(settings)
     events = Decoder(step).stream(condition, settings.seed, valid)
     parts, done = [], torch.tensor(trace.tokens)
     for event, known in zip(events, trace.events, strict=False):

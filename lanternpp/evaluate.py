@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from . import quality
-from .decode import Decoder
 from .pipeline import LanternPipeline
 from .scorer import BUNDLED, NAMES, Scorer, parts, prompt
 from .settings import Settings
@@ -72,8 +71,9 @@ def paint(pipe: LanternPipeline, settings: Settings, prompts: Sequence[str], see
         path, some = _part(folder, name, first), slice(first, min(first + batch, len(prompts)))
         if not path.exists():
             condition, valid = pipe.encode_prompts(prompts[some])
-            step = pipe.step(settings, pictures=len(condition))
-            events = Decoder(step).generate_many(condition, seeds[some], None if valid is None else valid[:step.rows])
+            with pipe.lend(settings, len(condition)) as decoder:
+                valid = None if valid is None else valid[:decoder.step.rows]
+                events = decoder.generate_many(condition, seeds[some], valid)
             codes = torch.tensor([[t for e in each for t in e.tokens] for each in events], dtype=torch.int32)
             steps = torch.tensor([len(each) - 1 for each in events], dtype=torch.int32)
             save_file({"codes": codes, "steps": steps}, path.with_suffix(".new"))

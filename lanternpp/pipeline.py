@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,13 +21,15 @@ from huggingface_hub import cached_assets_path
 from PIL import Image
 from torch import Tensor
 
-from . import hub, vq
+from . import hub, modes, vq
 from .decode import Decoder, Step
 from .drafter import Drafter
 from .quantize import int8_drafter
 from .relax import cached_nearest_codes
 from .settings import Settings, SettingsError
 from .trace import StepEvent, Trace
+
+KEPT = 8  # compiled or recorded decoders of one model
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class LanternPipeline:
         self.bundle = bundle
         self._folder = folder
         self._neighbours: Tensor | None = None
+        self._decoders: OrderedDict[tuple, Decoder] = OrderedDict()
+        self.tell: Callable[[str], None] = lambda text: None  # hears what takes long before a run begins
 
     @classmethod
     def from_pretrained(cls, path: str | Path | None = None, device: str | torch.device | None = None,
@@ -99,7 +105,7 @@ class LanternPipeline:
             "model": self.bundle.name, "grid": target.config.grid, "codes": target.config.codes,
             "row_tokens": target.config.image_tokens // target.config.grid,
             "image_size": target.config.grid * self.bundle.tokenizer.config.pixels_per_code,
-            "device": device_name(target.device), "dtype": str(target.dtype).removeprefix("torch."), "mode": "eager",
+            "device": device_name(target.device), "dtype": str(target.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(), "torch": torch.__version__,
         }
 
@@ -117,8 +123,11 @@ class LanternPipeline:
         return self._neighbours
 
     def check(self, settings: Settings | None = None, **raw: object) -> Settings:
-        """Checked settings with this model's own defaults and limits."""
+        """Checked settings with this model's own defaults and limits; SettingsError also where this device cannot run
+        the mode."""
         settings = settings or Settings.checked(self.bundle.defaults, self.describe(), **raw)
+        if refused := modes.refusal(settings.mode, self.bundle.target.device):
+            raise SettingsError("mode", refused)
         return replace(settings, top_k=min(settings.top_k, self.bundle.target.config.codes))
 
     def encode_prompt(self, prompt: str) -> tuple[Tensor, Tensor | None]:
@@ -166,11 +175,42 @@ class LanternPipeline:
                     settings.sampling, self.neighbours if relaxed else None, guided=settings.cfg_scale != 1,
                     pictures=pictures)
 
-    def prepare(self, settings: Settings, kind: type[Step] = Step) -> tuple[Step, Tensor, Tensor | None]:
-        """A step for one picture, and what its prefill reads: the prompt's condition and which rows are not padding."""
+    def read_prompt(self, settings: Settings) -> tuple[Tensor, Tensor | None]:
+        """What the prefill of a step for one picture reads: the condition and which rows are not padding."""
         condition, valid = self.encode_prompt(settings.prompt)
-        step = self.step(settings, kind=kind)
-        return step, condition, None if valid is None else valid[: step.rows]
+        return condition, None if valid is None else valid[: 2 if settings.cfg_scale != 1 else 1]
+
+    @contextmanager
+    def lend(self, settings: Settings, pictures: int = 1) -> Iterator[Decoder]:
+        """A Decoder in the settings' mode. A compiled or recorded one is kept and lent again; what a first one costs is
+        told and spent here, before it is lent."""
+        if settings.mode == "eager":
+            yield Decoder(self.step(settings, pictures))
+            return
+        key = replace(settings, prompt="", seed=0), pictures
+        decoder = self._decoders.pop(key, None) or self._make(settings, pictures)
+        try:
+            yield decoder
+        finally:
+            self._decoders[key] = decoder
+            while len(self._decoders) > KEPT:
+                self._decoders.popitem(last=False)
+
+    def _make(self, settings: Settings, pictures: int) -> Decoder:
+        what = "plain AR" if not settings.tree.nodes else f"the tree {settings.tree.name}"
+        self.tell(f"Compiling for {what}: a minute or more, kept on disk for later runs …" if settings.mode == "compile"
+                  else f"Recording {what} …")
+        with torch.inference_mode(False):  # buffers of one kind, whoever asks: a compiled call tells them apart
+            step = self.step(settings, pictures)
+            run = modes.runner(step, settings.mode)
+        condition, valid = self.read_prompt(settings)
+        if pictures > 1:
+            condition = condition.expand(pictures, *condition.shape[1:])
+            valid = None if valid is None else valid.repeat_interleave(pictures, 0)
+        began = time.perf_counter()
+        modes.warm_up(step, run, condition, valid)
+        self.tell(f"{modes.MODES[settings.mode]} in {time.perf_counter() - began:.1f} s.")
+        return Decoder(step, run)
 
     def stream(self, settings: Settings) -> Iterator[StepEvent]:
         """Decode one picture, yielding each step's event; the generator's return value is the Output.
@@ -179,16 +219,20 @@ class LanternPipeline:
         """
         settings = self.check(settings)
         if settings.tree.nodes and not settings.relaxation.strict:
-            _ = self.neighbours  # the one-time table is no part of a run's time
+            _ = self.neighbours  # what is made once is no part of a run's time
+        if settings.mode != "eager":
+            with self.lend(settings):
+                pass
         header = {**self.describe(), **settings.to_dict(), "settings": settings.to_dict(), "recorded": False,
                   "versions": {"python": platform.python_version(), "torch": torch.__version__}}
         began = time.perf_counter()
-        step, condition, valid = self.prepare(settings)
-        prompt_seconds = time.perf_counter() - began
-        trace = Trace(header)
-        for event in Decoder(step).stream(condition, settings.seed, valid):
-            trace.events.append(event)
-            yield event
+        with self.lend(settings) as decoder:
+            condition, valid = self.read_prompt(settings)
+            prompt_seconds = time.perf_counter() - began
+            trace = Trace(header)
+            for event in decoder.stream(condition, settings.seed, valid):
+                trace.events.append(event)
+                yield event
         decode_seconds = time.perf_counter() - began - prompt_seconds
         image = self.decode_pixels(trace.tokens)
         total = time.perf_counter() - began

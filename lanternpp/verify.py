@@ -32,19 +32,28 @@ class TreeBuffers(nn.Module):
         parents = sorted(tree.inner, key=lambda n: (-len(tree.children[n]), n))
         self.max_children = max((len(c) for c in tree.children), default=0)
         self.counts = [sum(len(tree.children[n]) > i for n in parents) for i in range(self.max_children)]
-        table = [[*tree.children[n], *[0] * (self.max_children - len(tree.children[n]))] for n in parents]
 
         def put(name: str, value: Tensor) -> None:
             self.register_buffer(name, value.to(device), persistent=False)
 
         put("depths", torch.tensor(tree.depths))
         put("parents", torch.tensor(parents, dtype=torch.int64))
-        put("child_nodes", torch.tensor(table, dtype=torch.int64).view(len(parents), self.max_children))
         # Each parent's row in q, whose rows are in breadth-first order.
         put("node_row", torch.tensor([tree.inner.index(n) for n in parents], dtype=torch.int64))
-        flat = [(row, i) for row, n in enumerate(parents) for i in range(len(tree.children[n]))]
-        by_node = sorted(flat, key=lambda f: table[f[0]][f[1]])
-        put("flat", torch.tensor([row * max(1, self.max_children) + i for row, i in by_node], dtype=torch.int64))
+        # Children are judged rank by rank, those of one rank in the order of their parents.
+        ranked = [tree.children[n][i] for i, count in enumerate(self.counts) for n in parents[:count]]
+        put("ranked", torch.tensor(ranked, dtype=torch.int64))
+        put("by_node", torch.tensor([ranked.index(n) for n in range(1, len(tree.parents))], dtype=torch.int64))
+        # Of each drafted node: its parent, its parent's place above, and its number's place in the flat uniforms.
+        put("above", torch.tensor(tree.parents[1:], dtype=torch.int64))
+        put("row_above", torch.tensor([parents.index(n) for n in tree.parents[1:]], dtype=torch.int64))
+        put("uniform_at", torch.tensor([tree.depths[parent] * self.max_children + rank for parent, rank in
+                                        zip(tree.parents[1:], tree.ranks[1:], strict=True)], dtype=torch.int64))
+        nodes = range(len(tree.parents))
+        put("row", torch.tensor([parents.index(n) if n in parents else -1 for n in nodes]))
+        put("nodes", torch.tensor(nodes))
+        put("none", torch.full((len(nodes),), 2 * len(nodes)))
+        put("place", torch.arange(tree.depth + 1))
 
 
 class Verdict(NamedTuple):
@@ -76,83 +85,73 @@ def verify(p: Tensor, q: Tensor, tokens: Tensor, buffers: TreeBuffers, relaxatio
     tree = buffers.tree
     if tree.nodes == 0:
         return Verdict(*(x.squeeze(0) for x in undrafted(p.unsqueeze(0), noise.unsqueeze(0), greedy)))
-    residual, left = p.index_select(0, buffers.parents), q.index_select(0, buffers.node_row)
-    depth = buffers.depths.index_select(0, buffers.parents)
-    judges = uniform.index_select(0, depth)
-    codes = tokens[buffers.child_nodes]  # (I, K); absent children repeat the root and are never read
-    columns = []
-    for i, count in enumerate(buffers.counts):
-        r, rest, x = residual[:count], left[:count], codes[:count, i:i + 1]
-        draft, own = rest.gather(1, x).squeeze(1), r.gather(1, x).squeeze(1)
-        exists = draft > 0
-        mass = own
-        if not relaxation.strict:
-            near = r.gather(1, neighbours.index_select(0, x.squeeze(1))[:, :relaxation.k])
-            mass = relaxed_mass(own, near, relaxation.limit(own, depth[:count] + 1))
+    # Along the ranks: what each child is compared with, and what its rejection leaves. Nothing is decided here.
+    r, rest = p.index_select(0, buffers.parents), q.index_select(0, buffers.node_row)
+    codes = looked_at = tokens.index_select(0, buffers.ranked).unsqueeze(1)
+    if not relaxation.strict:
+        looked_at = torch.cat([codes, neighbours.index_select(0, codes.squeeze(1))[:, :relaxation.k]], dim=1)
+    drafts, residuals, ended = [], [], []
+    for x, seen in zip(codes.split(buffers.counts), looked_at.split(buffers.counts), strict=True):
+        if len(x) < len(r):  # parents without a child of this rank
+            ended.insert(0, r[len(x):])
+            r, rest = r[:len(x)], rest[:len(x)]
+        drafts.append(rest.gather(1, x))
+        residuals.append(r.gather(1, seen))
         if greedy:
-            strict = r.argmax(-1) == x.squeeze(1)
-            other = r.scatter(1, x, -1.0).amax(-1)
-            relaxed = strict | ((mass > own) & (mass >= other))
-            strict, relaxed = exists & strict, exists & relaxed
-        else:
-            # u ≤ m/q without a division by a vanishing q. A product that underflows to 0 accepts nothing of mass 0.
-            threshold = judges[:count, i] * draft
-            strict, relaxed = exists & (threshold <= own) & (own > 0), exists & (threshold <= mass) & (mass > 0)
-            reduced = (r - rest).clamp(min=0)
-            total = reduced.sum(-1, keepdim=True)
-            # A sum of 0 means r = q: only rounding rejected the child, so r stays; a child that does not exist
-            # was never tested, so r stays as well.
-            usable = exists.unsqueeze(1) & (total > 0)
-            reduced = torch.where(usable, reduced / total, r)
-            residual = torch.cat([reduced, residual[count:]])
+            continue
+        reduced = (r - rest).clamp(min=0)
+        total = reduced.sum(-1, keepdim=True)
+        # A sum of 0 means r = q: only rounding rejected the child, so r stays; a child that does not exist
+        # was never tested, so r stays as well.
+        usable = (drafts[-1] > 0) & (total > 0)
+        r = torch.where(usable, reduced / total, r)
+        if len(drafts) < len(buffers.counts):
             rest = rest.scatter(1, x, 0.0)
             total = rest.sum(-1, keepdim=True)  # may be as small as a float32 can be, and is still renormalised
-            left = torch.cat([torch.where(total > 0, rest / total, rest), left[count:]])
-        columns.append((strict, relaxed, exists, draft, own, mass))
-    strict, relaxed, exists, draft, own, mass = (
-        torch.stack([torch.cat([c, c.new_zeros(len(buffers.parents) - len(c))]) for c in column], dim=1)
-        for column in zip(*columns, strict=True))
-    chosen = _choose(strict, relaxed, relaxation.order)
-    taken = buffers.child_nodes.gather(1, chosen.clamp(min=0).unsqueeze(1)).squeeze(1)
-    below = torch.full((tree.nodes + 1,), -1, dtype=torch.int64, device=p.device).index_copy(
-        0, buffers.parents, torch.where(chosen >= 0, taken, -1))
-    path, accepted = _walk(below, tree.depth)
+            rest = rest / (total + (total == 0))
+    residual = torch.cat([r, *ended]) if ended else r
+    draft = torch.cat(drafts).squeeze(1).index_select(0, buffers.by_node)
+    own, near = torch.cat(residuals).index_select(0, buffers.by_node).tensor_split([1], dim=1)
+    own, exists = own.squeeze(1), draft > 0
+    mass = own if relaxation.strict else relaxed_mass(own, near, relaxation.limit(own, buffers.depths[1:]))
+    if greedy:
+        most = residual.topk(2, dim=-1).values.index_select(0, buffers.row_above)
+        other = torch.where(own < most[:, 0], most[:, 0], most[:, 1])  # the greatest r of all codes but x
+        strict = residual.argmax(-1).index_select(0, buffers.row_above) == tokens[1:]
+        relaxed = strict | ((mass > own) & (mass >= other))
+        strict, relaxed = exists & strict, exists & relaxed
+    else:
+        # u ≤ m/q without a division by a vanishing q. A product that underflows to 0 accepts nothing of mass 0.
+        threshold = uniform.flatten().index_select(0, buffers.uniform_at) * draft
+        strict, relaxed = exists & (threshold <= own) & (own > 0), exists & (threshold <= mass) & (mass > 0)
+    path, accepted = _walk(_accepted_child(strict, relaxed, buffers, relaxation.order), tree.depth)
     last = path[-1:]
-    ends = p.index_copy(0, buffers.parents, residual) if not greedy else p
-    final = _draw(ends.index_select(0, last), noise.index_select(0, buffers.depths.index_select(0, last)), greedy)
-    place = torch.arange(tree.depth + 1, device=p.device)
+    row = buffers.row.index_select(0, last)
+    end = p.index_select(0, last)
+    if not greedy:  # where children were rejected, from what they left
+        end = torch.where((row >= 0).unsqueeze(1), residual.index_select(0, row.clamp(min=0)), end)
+    final = _draw(end, noise.index_select(0, buffers.depths.index_select(0, last)), greedy)
     following = torch.cat([tokens.index_select(0, path[1:]), final])
-    out = torch.where(place < accepted, following, final)
-
-    def by_node(x: Tensor) -> Tensor:
-        return x.flatten().index_select(0, buffers.flat)
-
-    target = by_node(p.index_select(0, buffers.parents).gather(1, codes))
-    return Verdict(path, accepted + 1, out, by_node(strict), by_node(relaxed), by_node(exists), by_node(draft),
-                   by_node(own), by_node(mass), target)
+    out = torch.where(buffers.place < accepted, following, final)
+    return Verdict(path, accepted + 1, out, strict, relaxed, exists, draft, own, mass, p[buffers.above, tokens[1:]])
 
 
-def _choose(strict: Tensor, relaxed: Tensor, order: str) -> Tensor:
-    """The accepted child's rank for each parent (I, K) -> (I,), −1 where every child is rejected."""
-
-    def first(passes: Tensor) -> Tensor:
-        return torch.where(passes.any(1), passes.int().argmax(1), -1)
-
-    if order == "sequential":
-        return first(relaxed)
-    return torch.where(strict.any(1), first(strict), first(relaxed))
+def _accepted_child(strict: Tensor, relaxed: Tensor, buffers: TreeBuffers, order: str) -> Tensor:
+    """Of each node (N+1,) the child that is accepted, or the node itself: strict and relaxed are (N,)."""
+    # Siblings stand in draft order, so the first that passes has the smallest number.
+    nodes, none = buffers.nodes, buffers.none
+    key = nodes[1:] if order == "sequential" else nodes[1:] + len(nodes) * ~strict
+    best = none.scatter_reduce(0, buffers.above, torch.where(relaxed, key, none[1:]), "amin")
+    return torch.where(best < none, best % len(nodes), nodes)
 
 
 def _walk(below: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Follow accepted children from the root: (N+1,) child or −1 -> path (D+1,) and the number of accepted drafts."""
-    node = torch.zeros(1, dtype=torch.int64, device=below.device)
-    path, accepted = [node], torch.zeros(1, dtype=torch.int64, device=below.device)
+    """Follow accepted children from the root: (N+1,) child or itself -> path (D+1,) and how many were accepted."""
+    path = [torch.zeros_like(below[:1])]
     for _ in range(depth):
-        child = below.index_select(0, node)
-        accepted = accepted + (child >= 0)
-        node = torch.where(child >= 0, child, node)
-        path.append(node)
-    return torch.cat(path), accepted.squeeze(0)
+        path.append(below.index_select(0, path[-1]))
+    path = torch.cat(path)
+    return path, (path[1:] > path[:-1]).sum()
 
 
 def _draw(weights: Tensor, noise: Tensor, greedy: bool) -> Tensor:

@@ -257,7 +257,7 @@ def test_control_noise_shared_by_draft_and_target():
 
 
 def test_control_q_not_renormalised():
-    judge = mutated(("torch.where(total > 0, rest / total, rest)", "rest"))
+    judge = mutated(("rest = rest / (total + (total == 0))", "pass"))
     codes = simulate(0, UNEVEN, EXACT, 3, trials=100_000, judge=judge)
     assert chi_square(codes, target_law(toy(0), 3)) < 1e-6
 
@@ -305,7 +305,7 @@ def test_draft_probabilities_near_the_end_of_float32_are_still_renormalised():
         return chi_square(found[:, :1].numpy(), {(code,): float(value) for code, value in enumerate(p)})
 
     assert law_of(verify) > 1e-3
-    assert law_of(mutated(("torch.where(total > 0, rest / total, rest)", "rest / total.clamp(min=1e-30)"))) < 1e-6
+    assert law_of(mutated(("rest / (total + (total == 0))", "rest / total.clamp(min=1e-30)"))) < 1e-6
 
 
 def test_greedy_trees_give_the_greedy_chain():
