@@ -1,7 +1,7 @@
 """Quality of many pictures: prompt alignment and Fréchet distance of each method, paired with plain AR.
 
 All methods paint the same prompts with the same seeds, so that what differs between them can be told from noise: the
-difference to AR is paired, and AR with other seeds says how far AR is from itself.
+difference to AR is paired, and AR's pictures of other seeds are the common yardstick of distances.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from . import quality
 from .pipeline import LanternPipeline
+from .published_scorer import PublishedScorer
 from .scorer import BUNDLED, NAMES, Scorer, parts, prompt
 from .settings import Settings
 from .training.data import BACKGROUNDS, STYLES
@@ -113,15 +114,17 @@ class Seen:
 
 
 def see(scorer: Scorer, features: Tensor, prompts: Sequence[str]) -> Seen:
-    """Features (n, F) of pictures and their prompts."""
+    """Features (n, F) of pictures, by the bundled scorer, and their prompts."""
     with torch.inference_mode():
-        similarity, rank = scorer.alignment(scorer.embed_features(features.float()), list(prompts))
-    return Seen(features.float(), similarity, rank)
+        return Seen(features.float(), *scorer.alignment(scorer.embed_features(features.float()), list(prompts)))
 
 
-def look(pipe: LanternPipeline, scorer: Scorer, codes: Tensor, prompts: Sequence[str], batch: int = 64) -> Seen:
+def look(pipe: LanternPipeline, scorer: Scorer | PublishedScorer, codes: Tensor, prompts: Sequence[str],
+         batch: int = 64) -> Seen:
     """Token grids (n, L), decoded and seen."""
-    return see(scorer, torch.cat([scorer.features(pipe.pixels(part)) for part in codes.split(batch)]), prompts)
+    looked = [scorer.look(pipe.pixels(part).cpu()) for part in codes.split(batch)]
+    features, embeddings = (torch.cat(parts) for parts in zip(*looked, strict=True))
+    return Seen(features, *scorer.alignment(embeddings, list(prompts)))
 
 
 @dataclass(frozen=True)
@@ -151,43 +154,72 @@ class References:
         return torch.tensor(found)
 
 
-def compare(method: Seen, ar: Seen, again: Seen, real: Tensor, seed: int = 0) -> dict[str, object]:
-    """A method beside AR at the same prompts: alignment and its paired difference with a 95 % bootstrap interval,
-    Fréchet distances to the real pictures (n, F) and to AR's, precision and recall.
+def beside(method: Seen, ar: Seen, real: Tensor | None, seed: int = 0) -> dict[str, object]:
+    """A method's alignment and, paired with AR at the same prompts, its differences with 95 % bootstrap intervals;
+    with features of as many real pictures (n, F) also the Fréchet distance to them, precision and recall.
 
-    equivalent: the interval of the top-1 difference lies within ±2 points, and the distance to AR's pictures is one
-    that AR's own pictures of other seeds have (`floor_quantile`).
+    The interval of the top-1 difference is that of n pairs and two more, one for either side: a few pictures of which
+    none changed would else prove that none ever does. Pictures of one prompt count as independent, which makes
+    intervals too wide, never too narrow, for a given list of prompts. ValueError where the sets differ in size: a
+    Fréchet distance of fewer pictures is larger.
     """
+    if len({len(x) for x in (method.features, ar.features, *([] if real is None else [real]))}) > 1:
+        raise ValueError("Sets of pictures are compared at equal size only: Fréchet distances depend on it.")
     change = method.right - ar.right
-    low, high = quality.bootstrap_interval(change.numpy(), seed)
-    nearer, farther = quality.bootstrap_interval((method.similarity - ar.similarity).double().numpy(), seed)
-    precision, recall = quality.precision_recall(real, method.features)
-    distance, most = quality.frechet(method.features, ar.features), floor_quantile(method, ar, again, seed)
-    return {**method.alignment(), "top1_change": float(change.mean()), "top1_interval": [low, high],
-            "similarity_interval": [nearer, farther], "frechet_real": quality.frechet(method.features, real),
-            "frechet_ar": distance, "frechet_floor": most, "precision": precision, "recall": recall,
+    row: dict[str, object] = {
+        **method.alignment(), "top1_change": float(change.mean()),
+        "top1_interval": list(quality.bootstrap_interval(np.append(change.numpy(), (1, -1)), seed)),
+        "similarity_interval": list(quality.bootstrap_interval((method.similarity - ar.similarity).numpy(), seed))}
+    if real is not None:
+        row["frechet_real"] = quality.frechet(method.features, real)
+        distinct = real.unique(dim=0)  # prompts may share a picture, and a manifold of copies has no width
+        if min(len(distinct), len(method.features)) > 3:
+            row["precision"], row["recall"] = quality.precision_recall(distinct, method.features)
+    return row
+
+
+def compare(method: Seen, ar: Seen, again: Seen, real: Tensor | None, seed: int = 0) -> dict[str, object]:
+    """`beside`, and the Fréchet distance to AR's pictures of other seeds (again) with what it may be at most.
+
+    equivalent: the interval of the top-1 difference lies within ±2 points, and the distance is one that AR itself
+    would have (`floor_quantile`).
+    """
+    row = beside(method, ar, real, seed)
+    (low, high), distance = row["top1_interval"], quality.frechet(method.features, again.features)
+    most = floor_quantile(method, ar, again, seed)
+    return {**row, "frechet_ar": distance, "frechet_floor": most,
             "equivalent": bool(-MARGIN <= low and high <= MARGIN and distance <= most)}
 
 
 def floor_quantile(method: Seen, ar: Seen, again: Seen, seed: int = 0, share: float = 0.975, draws: int = 100) -> float:
-    """The Fréchet distance to AR that a method would stay below `share` of the time if it were AR with other seeds.
+    """The Fréchet distance to `again`, AR's pictures of other seeds, that a method which paints as AR does stays below
+    `share` of the time: if it does, its picture of a prompt and AR's of the same seed could change places.
 
-    If it were, its picture of a prompt and AR's second one could change places: distances of such mixtures.
+    The two are not compared with each other: they share noise, some methods nearly all of it, and whatever a method did
+    would hide behind that.
     """
     rng = np.random.default_rng(seed)
     distances = []
     for _ in range(draws):
         swap = torch.from_numpy(rng.random(len(ar.features)) < 0.5).unsqueeze(1)
-        distances.append(quality.frechet(torch.where(swap, method.features, again.features), ar.features))
+        distances.append(quality.frechet(torch.where(swap, method.features, ar.features), again.features))
     return float(np.quantile(distances, share))
 
 
 def report(pipe: LanternPipeline, methods: Sequence[Settings], prompts: Sequence[str], seeds: Sequence[int],
-           folder: Path, batch: int = 16, scorer: Scorer | None = None) -> dict[str, dict]:
-    """Everything that `paint` left, scored: a row for the real pictures, for AR, AR again and each method."""
-    scorer, references = scorer or Scorer.load(), References.load()
-    rows = references.rows(prompts)
-    real = references.real[rows]
+           folder: Path, batch: int = 16, scorer: Scorer | PublishedScorer | None = None) -> dict[str, dict]:
+    """Everything that `paint` left, scored: a row for AR, AR again and each method.
+
+    With the bundled scorer also distances to a real picture of each prompt's look, and a row for these pictures after
+    the tokenizer, whose distance is that to themselves before it.
+    """
+    scorer, table, real = scorer or Scorer.load(), {}, None
+    if isinstance(scorer, Scorer):
+        references = References.load()
+        rows = references.rows(prompts)
+        real, tokenized = references.real[rows], see(scorer, references.decoded[rows], prompts)
+        table["real pictures, tokenized"] = {**tokenized.alignment(),
+                                             "frechet_real": quality.frechet(tokenized.features, real)}
 
     def seen(settings: Settings, seeds: Sequence[int]) -> tuple[Painted, Seen]:
         made = painted(pipe, settings, prompts, seeds, folder, batch)
@@ -195,11 +227,11 @@ def report(pipe: LanternPipeline, methods: Sequence[Settings], prompts: Sequence
 
     ar = methods[0].baseline()
     (_, first), (_, again) = seen(ar, seeds), seen(ar, [s + OTHER_SEEDS for s in seeds])
-    tokenized = see(scorer, references.decoded[rows], prompts)
-    table = {"real pictures, tokenized": {**tokenized.alignment(),
-                                          "frechet_real": quality.frechet(tokenized.features, real)},
-             "ar": {**first.alignment(), "frechet_real": quality.frechet(first.features, real), "accepted_length": 1.0},
-             "ar, other seeds": compare(again, first, again, real) | {"accepted_length": 1.0}}
+    table["ar"] = {**first.alignment(), "accepted_length": 1.0}
+    if real is not None:
+        table["ar"]["frechet_real"] = quality.frechet(first.features, real)
+    table["ar, other seeds"] = {**beside(again, first, real), "accepted_length": 1.0,
+                                "frechet_ar": quality.frechet(again.features, first.features)}
     for settings in methods:
         if settings.method != "ar":
             made, one = seen(settings, seeds)

@@ -15,7 +15,7 @@ def add_parsers(commands: argparse._SubParsersAction) -> None:
     judged = commands.add_parser("evaluate", help="measure the quality of many pictures of several methods")
     judged.add_argument("--methods", default="exact,lantern,lanternpp,annealed", help="comma-separated; ar is added")
     judged.add_argument("--images", type=int, default=100, help="pictures of each method")
-    judged.add_argument("--prompts", type=Path, default=None, help="text file, one a line; else all looks")
+    judged.add_argument("--prompts", type=Path, default=None, help="text file, one a line; else the bundled model's looks")
     judged.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
     judged.add_argument("--out", type=Path, default=Path("evaluation"),
                         help="folder of what is painted; a run that was stopped goes on from it, and processes of "
@@ -58,18 +58,25 @@ def run_evaluate(args: argparse.Namespace) -> int:
 
     from . import evaluate
     from .pipeline import LanternPipeline
+    from .published_scorer import PublishedScorer
+    from .scorer import Scorer
 
     state = PartialState(cpu=not torch.cuda.is_available())
     pipe = LanternPipeline.from_pretrained(args.model, state.device)
-    only_bundled(pipe)
-    prompts = evaluate.default_prompts(args.images, checked[0].seed if checked else 0)
-    if args.prompts:
-        lines = [line.strip() for line in args.prompts.read_text().splitlines() if line.strip()]
-        prompts = [lines[i % len(lines)] for i in range(args.images)] if lines else []
-        for text in lines:
-            Settings.checked(prompt=text)
-        if not lines:
-            raise SettingsError("prompts", f"The file {args.prompts} has no prompts: write one a line.")
+    bundled = pipe.bundle.words is not None
+    prompts = (read_prompts(args.prompts, args.images) if args.prompts else
+               evaluate.default_prompts(args.images, checked[0].seed if checked else 0))
+    if bundled:
+        scorer = Scorer.load()
+        try:
+            evaluate.References.load().rows(prompts)
+        except ValueError as error:
+            raise SettingsError("prompts", str(error)) from None
+    elif args.prompts:
+        scorer = PublishedScorer.load(state.device)  # what is missing is said before anything is painted
+    else:
+        raise SettingsError("prompts", f"{pipe.bundle.name} has no prompts of its own to be judged by: "
+                                       "name a file of them, one a line, with --prompts.")
     methods = [pipe.check(**{**knobs, "prompt": "check", "method": name}) for name in names]
     if not methods:
         raise SettingsError("methods", f"--methods is empty: name some of {', '.join(METHODS)}, with commas.")
@@ -83,13 +90,23 @@ def run_evaluate(args: argparse.Namespace) -> int:
             bar(done, -(-args.images // state.num_processes), name)
     state.wait_for_everyone()
     if state.is_main_process:
-        table = evaluate.report(pipe, methods, prompts, seeds, args.out, args.batch)
+        table = evaluate.report(pipe, methods, prompts, seeds, args.out, args.batch, scorer)
         about = pipe.describe()
         print(evaluate.render(table))
         print(json.dumps({"images": args.images, "seed": methods[0].seed, **{k: about[k] for k in
-                          ("model", "device", "dtype", "torch")}, "sampling": vars(ar.sampling), "rows": table},
-                         ensure_ascii=False))
+                          ("model", "device", "dtype", "torch")}, "sampling": vars(ar.sampling),
+                          "scorer": "bundled" if bundled else scorer.about, "rows": table}, ensure_ascii=False))
     return 0
+
+
+def read_prompts(path: Path, count: int) -> list[str]:
+    """`count` prompts from a file, one a line, again from the start if need be; SettingsError for a bad one."""
+    lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    if not lines:
+        raise SettingsError("prompts", f"The file {path} has no prompts: write one a line.")
+    for text in lines:
+        Settings.checked(prompt=text)
+    return [lines[i % len(lines)] for i in range(count)]
 
 
 def run_frontier(args: argparse.Namespace) -> int:
@@ -165,7 +182,7 @@ def run_sweep(args: argparse.Namespace) -> int:
 
 
 def only_bundled(pipe) -> None:
-    """ModelError for a model whose pictures the bundled scorer cannot judge."""
+    """ModelError for a model that the frontier's prompts are not made for."""
     if pipe.bundle.words is None:
-        raise ModelError(f"The scorer knows the bundled model's pictures alone, not those of {pipe.bundle.name}: for "
-                         "that model use bench and generate, and judge its pictures with CLIP and Inception elsewhere.")
+        raise ModelError(f"The frontier's prompts are the bundled model's, not those of {pipe.bundle.name}: for that "
+                         "model use evaluate --prompts FILE and bench.")

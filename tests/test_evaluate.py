@@ -1,5 +1,7 @@
 """Painting in resumable batches, and the comparison with AR: what equals AR is called so, what does not is not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -71,10 +73,19 @@ def seen(seed: int, shift: float = 0.0, right: float = 0.8, n: int = 300) -> See
     return Seen(torch.from_numpy(random.normal(shift, 1, (n, 8))), torch.from_numpy(random.random(n)), rank)
 
 
+def near(one: Seen, share: float, seed: int, shift: float = 0.0) -> Seen:
+    """Pictures that share their noise with others', as a method's do with AR's of the same seed."""
+    own = np.random.default_rng(seed).normal(0, 1, one.features.shape)
+    features = share * one.features + (1 - share**2) ** 0.5 * torch.from_numpy(own)
+    features[:, 0] += shift
+    return replace(one, features=features)
+
+
 def test_equivalence_is_granted_to_equals_and_refused_to_others():
     ar, again, real = seen(0, right=1), seen(1, right=1), seen(2).features
     same = compare(seen(3, right=1), ar, again, real)
     assert same["equivalent"] and same["frechet_ar"] <= same["frechet_floor"]
+    assert compare(ar, ar, again, real)["equivalent"]  # the very pictures
     worse = compare(seen(3, right=0.9), ar, again, real)  # alignment falls by ten points
     assert not worse["equivalent"] and worse["top1_interval"][1] < -0.02
     elsewhere = compare(seen(3, shift=0.4, right=1), ar, again, real)
@@ -83,11 +94,54 @@ def test_equivalence_is_granted_to_equals_and_refused_to_others():
     assert not few["equivalent"]  # an interval as wide as this proves nothing
 
 
-def test_the_floor_holds_its_level():
-    """A method that is AR passes about 39 times of 40."""
-    passed = sum(evaluate.quality.frechet(seen(s).features, seen(0).features)
-                 <= floor_quantile(seen(s), seen(0), seen(s + 100)) for s in range(1, 25))
-    assert passed >= 20
+def test_few_pictures_without_a_change_prove_nothing():
+    ar, again, real = (seen(s, n=30, right=1) for s in range(3))
+    found = compare(ar, ar, again, real.features)
+    assert found["top1_change"] == 0 and not found["equivalent"]
+    low, high = found["top1_interval"]
+    assert low <= -0.03 and high >= 0.03
+
+
+@pytest.mark.parametrize("share", [0.0, 0.95])
+def test_the_floor_holds_its_level(share):
+    """A method that is AR passes about 39 times of 40, whatever noise it shares with AR."""
+    passed = 0
+    for s in range(1, 25):
+        ar, again = seen(2 * s), seen(2 * s + 1)
+        method = near(ar, share, s + 1000)
+        passed += evaluate.quality.frechet(method.features, again.features) <= floor_quantile(method, ar, again,
+                                                                                              draws=60)
+    assert passed >= 21
+
+
+def test_a_change_does_not_hide_behind_shared_noise():
+    """Control: compared with the AR of its own seeds, this method would seem as near as AR's other seeds are."""
+    caught = hidden = 0
+    for s in range(8):
+        ar, again = seen(2 * s), seen(2 * s + 1)
+        method = near(ar, 0.95, s + 1000, shift=0.3)
+        caught += evaluate.quality.frechet(method.features, again.features) > floor_quantile(method, ar, again,
+                                                                                             draws=60)
+        hidden += evaluate.quality.frechet(method.features, ar.features) < evaluate.quality.frechet(again.features,
+                                                                                                    ar.features)
+    assert caught >= 7 and hidden >= 7
+
+
+def test_sets_of_other_sizes_are_not_compared():
+    with pytest.raises(ValueError, match="equal size"):
+        compare(seen(0), seen(1), seen(2), seen(3, n=200).features)
+
+
+def test_prompts_that_share_a_real_picture():
+    """Copies of one picture would leave a manifold without width, in which nothing lies."""
+    ar, again, real = seen(0), seen(1), seen(2).features
+    copied = real[:60].repeat(5, 1)
+    once = evaluate.quality.precision_recall(real[:60], ar.features)
+    row = evaluate.beside(again, ar, copied)
+    assert row["precision"] > 0.5 * once[0] > 0
+    assert evaluate.quality.precision_recall(copied, again.features)[0] < 0.01
+    assert "precision" not in evaluate.beside(again, ar, real[:3].repeat(100, 1))
+    assert not {"precision", "frechet_real"} & set(evaluate.beside(again, ar, None))
 
 
 @pytest.mark.skipif(not (BUNDLED / "config.json").exists(), reason="the bundled scorer is not there")
