@@ -15,7 +15,7 @@ def add_parsers(commands: argparse._SubParsersAction) -> None:
     judged = commands.add_parser("evaluate", help="measure the quality of many pictures of several methods")
     judged.add_argument("--methods", default="exact,lantern,lanternpp,annealed", help="comma-separated; ar is added")
     judged.add_argument("--images", type=int, default=100, help="pictures of each method")
-    judged.add_argument("--prompts", type=Path, default=None, help="text file, one a line; else the bundled model's looks")
+    judged.add_argument("--prompts", type=Path, default=None, help="text file, one a line; else the bundled looks")
     judged.add_argument("--batch", type=int, default=16, help="pictures decoded side by side")
     judged.add_argument("--out", type=Path, default=Path("evaluation"),
                         help="folder of what is painted; a run that was stopped goes on from it, and processes of "
