@@ -17,7 +17,7 @@ from lanternpp.trace import Trace, pictured
 SECONDS = 5.0  # that the slowest lane takes
 TICK = 80  # milliseconds a frame
 REST = 2500  # of the last frame
-SIDE, GAP, EDGE = 256, 16, 14  # pixels
+SIDE, GAP, EDGE, TOP = 256, 16, 14, 36  # pixels
 COLORS, GREYS = 240, 16  # of the palette: the pictures' own, then from paper to ink
 PAPER, INK = (251, 250, 248), (26, 28, 32)
 # The face that matplotlib brings along: Pillow's own has no Greek letters.
@@ -30,9 +30,8 @@ def race_gif(outputs: Sequence[Any]) -> bytes:
     sheet, palette = indexed([output.images[0] for output in outputs])
     longest = max(trace.seconds["total"] for trace in traces)
     count = round(1000 * SECONDS / TICK)
-    frames = [
-        frame(sheet, palette, traces, longest * number / count, longest) for number in range(count + 1)
-    ]
+    bare = empty(palette, traces)
+    frames = [frame(bare, sheet, traces, longest * number / count) for number in range(count + 1)]
     buffer = io.BytesIO()
     frames[0].save(
         buffer, "GIF", save_all=True, append_images=frames[1:], duration=[TICK] * count + [REST], loop=0, optimize=False
@@ -45,31 +44,39 @@ def indexed(images: Sequence[Image.Image]) -> tuple[Image.Image, list[int]]:
     row = Image.new("RGB", (SIDE * len(images), SIDE))
     for place, image in enumerate(images):
         row.paste(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC), (place * SIDE, 0))
-    few = row.quantize(COLORS, kmeans=1)
+    few = row.quantize(COLORS)
     own = (few.getpalette() or [])[: 3 * COLORS]
     own += [0] * (3 * COLORS - len(own))
     greys = [round(a + (b - a) * step / (GREYS - 1)) for step in range(GREYS) for a, b in zip(PAPER, INK, strict=True)]
     return row.quantize(palette=few, dither=Image.Dither.FLOYDSTEINBERG), own + greys
 
 
-def frame(sheet: Image.Image, palette: list[int], traces: Sequence[Trace], now: float, longest: float) -> Image.Image:
-    """What stood on the page `now` seconds after the lanes began together."""
+def empty(palette: list[int], traces: Sequence[Trace]) -> Image.Image:
+    """A frame with all that stays: the lanes' names, bare wells, the run in a line."""
     width = 2 * EDGE + len(traces) * SIDE + (len(traces) - 1) * GAP
-    out = Image.new("P", (width, EDGE + 22 + SIDE + 58), COLORS)
+    out = Image.new("P", (width, TOP + SIDE + 58), COLORS)
     out.putpalette(palette)
     for place, trace in enumerate(traces):
-        x, y, total = EDGE + place * (SIDE + GAP), EDGE + 22, trace.seconds["total"]
-        out.paste(COLORS + 1, (x, y, x + SIDE, y + SIDE))
-        paint(out, sheet.crop((place * SIDE, 0, (place + 1) * SIDE, SIDE)), (x, y), trace, now)
+        x = EDGE + place * (SIDE + GAP)
+        out.paste(COLORS + 1, (x, TOP, x + SIDE, TOP + SIDE))
         write(out, (x, EDGE), METHODS[trace.header["method"]], 14)
+    header, longest = traces[-1].header, max(trace.seconds["total"] for trace in traces)
+    where = f"one run each on {header['device']}, {header['dtype']}"
+    line = f"“{header['prompt']}”, seed {header['seed']} · shown at {longest / SECONDS:.2g}× real speed · {where}"
+    write(out, (EDGE, TOP + SIDE + 30), fitted(line, width - 2 * EDGE), 11, 0.7)
+    return out
+
+
+def frame(bare: Image.Image, sheet: Image.Image, traces: Sequence[Trace], now: float) -> Image.Image:
+    """What stood on the page `now` seconds after the lanes began together."""
+    out = bare.copy()
+    for place, trace in enumerate(traces):
+        x, total = EDGE + place * (SIDE + GAP), trace.seconds["total"]
+        paint(out, sheet.crop((place * SIDE, 0, (place + 1) * SIDE, SIDE)), (x, TOP), trace, now)
         done = now >= total - 1e-9
         gain = place and done and traces[0].header["method"] == "ar"
         times = f" · {stage.speedup(traces[0], trace):.2f}×" if gain else ""
-        write(out, (x, y + SIDE + 6), f"done in {total:.2f} s{times}" if done else f"{now:.2f} s", 12)
-    header, pace = traces[-1].header, f"shown at {longest / SECONDS:.2g}× real speed"
-    where = f"one run each on {header['device']}, {header['dtype']}"
-    line = f"“{header['prompt']}”, seed {header['seed']} · {pace} · {where}"
-    write(out, (EDGE, EDGE + 22 + SIDE + 30), fitted(line, width - 2 * EDGE), 11, 0.7)
+        write(out, (x, TOP + SIDE + 6), f"done in {total:.2f} s{times}" if done else f"{now:.2f} s", 12)
     return out
 
 

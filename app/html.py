@@ -12,8 +12,9 @@ import gradio as gr
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 STOPS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 300, 1000)  # of k: more neighbours matter less and less
-SCRIPTS = ("draw.js", "links.js", "steps.js", "race.js", "knobs.js", "maps.js", "runs.js", "inspector.js", "node.js",
-           "ambiguity.js", "lab.js", "codebook.js", "trees.js", "treelab.js", "scatter.js", "sweep.js", "learn.js")
+SCRIPTS = ("draw.js", "links.js", "steps.js", "score.js", "race.js", "knobs.js", "maps.js", "runs.js", "inspector.js",
+           "node.js", "ambiguity.js", "lab.js", "codebook.js", "trees.js", "treelab.js", "scatter.js", "sweep.js",
+           "learn.js")
 
 _LANE = """<figure class="lane">
   <div class="name"><span class="slot"></span><strong></strong><em></em></div>

@@ -115,6 +115,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
   });
 
   /* ---- words and numbers ---- */
+  const score = Lantern.score(part);
   const laneNote = (lane, line, i) => {
     if (done()) return t >= line.seconds - 1e-6 ? `done in ${line.seconds.toFixed(2)} s${lane.kept ? ', kept' : ''}` : `${line.tokensAt(t)} of ${grid() ** 2} tokens`;
     if (state() === 'stale' || state() === 'empty') return '';
@@ -138,65 +139,6 @@ Lantern.stage = (element, props, watch, trigger, server) => {
         return run.note && !i ? run.note : 'Waits for its turn: each lane runs alone, so that the times are fair.';
       default: return '';
     }
-  };
-  /* measured pairs stand for the settings that they were measured at, and for no others */
-  const pairsOf = lane => (run.pairs || []).find(pairs => pairs.key === lane.key);
-  const score = () => {
-    const [base, lane] = run.lanes, pairs = pairsOf(lane), now = state(), hero = part('hero');
-    const running = run.lanes.find(each => each.state === 'running');
-    const measured = done() && lane.speedup;
-    hero.classList.toggle('wait', !measured);
-    Lantern.fill(hero, measured ? speedup(lane)
-      : now === 'running' && running ? `${(running.ends.at(-1) || 0).toFixed(2)} s` : '–', measured ? Lantern.make('span', '', '×') : '');
-    Lantern.say(part('hero-cap'), measured ? `Measured speedup${(pairs || run).recorded ? ', recorded run' : ''}`
-      : { loading: 'Loading the model', stopped: 'Stopped, so nothing was measured', failed: 'Nothing was measured' }[now]
-      || (now === 'running' ? (running ? `${running.name} so far` : 'Waiting') : 'Speedup'));
-    const where = (pairs || lane).facts || [], facts = [];
-    if (measured) {
-      facts.push(pairs ? 'median of ' : base.kept ? '' : 'one pair, ', Lantern.make('b', '', `n = ${pairs ? pairs.n : 1}`),
-        pairs ? ` pairs, quartiles ${pairs.low.toFixed(2)} to ${pairs.high.toFixed(2)}`
-          : base.kept ? ', baseline kept from an earlier run' : '', document.createElement('br'),
-        Lantern.make('b', '', where[0] || ''), where[1] ? `, ${where[1]}` : '');
-    }
-    Lantern.fill(part('facts'), ...facts);
-    part('measure').style.visibility = measured ? '' : 'hidden';   // keeps its place: nothing below may jump
-    Lantern.say(part('measure'), run.measuring ? `Measuring: ${run.measuring.done} of ${run.measuring.total} runs`
-      : pairs ? 'Measure 5 pairs again' : 'Measure 5 pairs');
-    part('measure').disabled = !!run.measuring;
-    const others = measured && run.pairs && !pairs ? `Measured at other settings: ${run.pairs[0].median.toFixed(2)}×.` : '';
-    const rest = ['done', 'stopped', 'failed'].includes(now) && !run.measuring;
-    Lantern.say(part('price'), rest ? [others, run.hint || (measured ? run.note : '')].filter(Boolean).join(' ') : '');
-    table();
-  };
-  const speedup = lane => (pairsOf(lane) ? pairsOf(lane).median : lane.speedup).toFixed(2);
-  const ROWS = [
-    ['Seconds', s => s.seconds.toFixed(2)],
-    ['Target passes', s => s.target_passes],
-    ['Accepted length', s => s.accepted_length.toFixed(2)],
-    ['Step compression', s => s.step_compression.toFixed(2)],
-    ['Prompt, seconds', s => s.prompt_seconds.toFixed(2)],
-    ['Pixels, seconds', s => s.pixel_seconds.toFixed(2)],
-    ['Only by pooling', s => s.relaxed_only],
-  ];
-  const table = () => {
-    const heads = run.lanes.map((lane, i) => {
-      const head = Lantern.make('th', 'num', i ? lane.name : 'AR');
-      if (i) head.style.color = `var(${Lantern.methods[lane.method].color})`;
-      return head;
-    });
-    Lantern.fill(part('methods'), Lantern.make('th'), ...heads);
-    const visible = !['stale', 'loading', 'empty', 'failed'].includes(state());
-    const gain = Lantern.make('tr');                              // of two methods each has its own beside the large one
-    gain.append(Lantern.make('td', '', 'Speedup'), ...run.lanes.map(lane => Lantern.make('td', 'num', visible && lane.speedup ? `${speedup(lane)}×` : '–')));
-    Lantern.fill(part('stats'), ...(run.lanes.length > 2 ? [gain] : []), ...ROWS.map(([label, read], i) => {
-      const row = Lantern.make('tr', i > 3 ? 'sub' : '');
-      row.append(Lantern.make('td', '', label));
-      run.lanes.forEach(lane => {
-        const partial = i === 1 && lane.counts.length ? lane.counts.length : '–';
-        row.append(Lantern.make('td', 'num', !visible ? '–' : lane.summary ? read(lane.summary) : partial));
-      });
-      return row;
-    }));
   };
   const runLine = () => {
     if (stale() || !run.typed || run.state === 'empty') { Lantern.say(part('run'), '\u00a0'); return; }
@@ -232,7 +174,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
     redrawTracks();
     departed();
     picked(measured);
-    score();
+    score({ ...run, state: now });
     runLine();
     transport(measured);
     announce();
@@ -277,7 +219,7 @@ Lantern.stage = (element, props, watch, trigger, server) => {
   };
   /* Screen readers hear the turns of a run, not every token. */
   const announce = () => {
-    const text = done() && run.lanes[1].speedup ? `Done. Measured speedup ${run.lanes.slice(1).map(lane => `${lane.name} ${speedup(lane)}`).join(', ')} times.`
+    const text = done() && run.lanes[1].speedup ? `Done. Measured speedup ${run.lanes.slice(1).map(lane => `${lane.name} ${Lantern.speedup(run, lane)}`).join(', ')} times.`
       : state() === 'running' ? `${(run.lanes.find(lane => lane.state === 'running') || { name: 'The worker' }).name} is running.`
         : state() === 'stopped' ? 'Stopped.' : '';
     if (text !== announced) part('announce').textContent = announced = text;

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -21,6 +22,7 @@ from app import api, model_facts, params, plots, race, record, stage
 from app.session import WAITING, Bounded, Busy, Job, Worker, events
 from lanternpp.pipeline import LanternPipeline, run
 from lanternpp.settings import KNOBS, Settings
+from lanternpp.trace import StepEvent, Trace
 
 NAMES = list(KNOBS)
 PAGE = ("red apple", "3D", "lanternpp", params.CUSTOM, "3, 2", 10, 2.0, 0.1, 0.8, "strict-first", 7, 2.0, 1.0, 0, 1.0,
@@ -78,6 +80,19 @@ def test_compare_measures_the_speedup(client):
     assert stats["speedup"] == pytest.approx(ratio, abs=1e-3) and stats["pairs"] == 1
     assert [traces[name]["header"]["method"] for name in ("ar", "method")] == ["ar", "exact"]
     assert {traces[name]["header"]["seed"] for name in traces} == {0}
+
+
+def test_exports_of_finished_runs(client):
+    _, _, stats, _ = client.predict(prompt="red fox", method="exact", tree="3,2", api_name="/compare")
+    ids = [stats["ar"]["run_id"], stats["method"]["run_id"]]
+    film = client.predict(run_ids=ids, api_name="/race_gif")
+    assert Image.open(io.BytesIO(base64.b64decode(film.removeprefix("data:image/gif;base64,")))).n_frames > 3
+    page = client.predict(run_ids=ids, api_name="/report")
+    assert all(run in page for run in ids) and f"{stats['speedup']:.2f}×" in page
+    for name in ("/race_gif", "/report"):
+        with pytest.raises(AppError) as error:
+            client.predict(run_ids=["no such run"], api_name=name)
+        assert one_sentence(str(error.value))
 
 
 def test_defaults_are_the_schemas(client):
@@ -385,6 +400,70 @@ def test_a_run_folds_into_the_stage(worker):
     assert all(lane["image"].startswith("data:image/png;base64,") for lane in last["lanes"])
     tested = last["lanes"][1]["tested"]
     assert len(tested["q"]) == len(tested["v"]) > 0 and set(tested["v"]) <= set("axr") and min(tested["d"]) == 1
+
+
+def with_knobs(**changed) -> tuple:
+    return tuple((dict(zip(params.PAGE, PAGE, strict=True)) | changed).values())
+
+
+def test_a_third_lane_has_its_own_numbers(worker):
+    values = with_knobs(against="exact")
+    last = list(race.generate(worker, "v", values))[-1][0]
+    assert last["state"] == "done" and [lane["method"] for lane in last["lanes"]] == ["ar", "lanternpp", "exact"]
+    base, *traces = (worker.output(lane["run"]).trace for lane in last["lanes"])
+    assert [lane["speedup"] for lane in last["lanes"][1:]] == [stage.speedup(base, trace) for trace in traces]
+    assert {stage.comparable(base, trace) for trace in traces} == {True}
+    measured = list(race.measure(worker, "v", values))[-1][0]["pairs"]
+    assert [pairs["key"] for pairs in measured] == [lane["key"] for lane in last["lanes"][1:]]
+    assert {pairs["n"] for pairs in measured} == {race.PAIRS}
+    assert all(api.measured(worker)(trace)["n"] == race.PAIRS for trace in traces)
+    # moved knobs decode both methods again beside the kept baseline
+    moved = list(race.again(worker, "v", with_knobs(against="exact", k=5)))[-1][0]
+    kept = [lane["run"] == old["run"] for lane, old in zip(moved["lanes"], last["lanes"], strict=True)]
+    assert kept == [True, False, False] and api.measured(worker)(worker.output(moved["lanes"][1]["run"]).trace) is None
+
+
+def test_both_methods_may_change_while_the_baseline_runs():
+    worker = Worker(lambda: toy_pipeline(0.03)).start()
+    running = Job("v", params.lanes(*with_knobs(against="exact")))
+    worker.submit(running)
+    while running.lane < 0:
+        time.sleep(0.01)
+    assert not worker.adopt("v", params.lanes(*PAGE))  # another number of lanes is another race
+    assert not worker.adopt("v", params.lanes(*with_knobs(against="exact", seed=8)))
+    lanes = params.lanes(*with_knobs(against="coupled", k=9))
+    assert worker.adopt("v", lanes) and running.settings[1:] == lanes[1:]
+    assert kinds(worker, running)[-1] == "done"
+
+
+def test_the_same_picture_is_ars_and_departures_are_told_apart(worker):
+    for method in ("exact", "eagle2"):
+        last = list(race.generate(worker, "v", with_knobs(method=method, same=True)))[-1][0]
+        base, lane = last["lanes"]
+        assert lane["tokens"] == base["tokens"]
+        assert lane["same"] == {"swapped": [], "flipped": None, "later": [], "words": "All 16 tokens are AR’s own."}
+    page = with_knobs(same=True, k=50, lam=10.0, seed=3)
+    base, lane = list(race.generate(worker, "v", page))[-1][0]["lanes"]
+    same, trace = lane["same"], worker.output(lane["run"]).trace
+    differ = {place for place, (a, b) in enumerate(zip(lane["tokens"], base["tokens"], strict=True)) if a != b}
+    swaps = [event.position + at for event in trace.events for at, node in enumerate(event.path)
+             if event.verdicts[node - 1] == "x"]
+    assert swaps and same["swapped"] == swaps and same["flipped"] is None
+    assert min(differ) == swaps[0] and set(same["later"]) == differ - set(swaps)
+    assert f"{len(swaps)} of 16 tokens swapped" in same["words"]
+    # the control: with its swaps untold, the first of them reads as a flipped near-tie
+    events = [replace(event, verdicts=event.verdicts.replace("x", "a")) for event in trace.events]
+    untold = replace(trace, events=events)
+    told = stage.same(worker.output(base["run"]).trace, untold)
+    assert told["flipped"] == swaps[0] and not told["swapped"] and "Rounding" in told["words"]
+    other = replace(trace, header=trace.header | {"seed": 99})
+    assert stage.same(worker.output(base["run"]).trace, other) is None
+
+
+def test_places_of_a_model_with_row_ends():
+    events = [StepEvent(0, 0, (1,), 0.1), StepEvent(1, 1, (2, 9, 3), 0.2, path=(1, 2), verdicts="xx")]
+    assert Trace({"grid": 2, "row_tokens": 3}, events).pooled_places() == [1]  # place 2 is a row's end
+    assert Trace({"grid": 3}, events).pooled_places() == [1, 2]
 
 
 def test_pairs_belong_to_all_settings_that_a_run_reads():

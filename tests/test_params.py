@@ -103,6 +103,15 @@ def test_an_empty_seed_is_drawn():
         ({"temperature": True}, "temperature"),
         ({"top_k": "many"}, "top_k"),
         ({"top_p": 0}, "top_p"),
+        ({"same": "yes"}, "same"),
+        ({"same": None}, "same"),
+        ({"same": 1}, "same"),
+        ({"against": "best"}, "against"),
+        ({"against": None}, "against"),
+        ({"against": ["exact"]}, "against"),
+        ({"against": "ar"}, "against"),
+        ({"against": "lanternpp"}, "against"),
+        ({"method": "exact", "same": True, "against": "coupled"}, "against"),
     ],
 )
 def test_refusals_name_their_field(changed, field):
@@ -110,6 +119,40 @@ def test_refusals_name_their_field(changed, field):
         settings(**changed)
     assert error.value.field == field
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+def lanes(**changed):
+    return params.lanes(*(PAGE | changed).values())
+
+
+def test_a_second_method_reads_its_own_knobs_at_the_same_seed_and_sampling():
+    assert [each.method for each in lanes()] == ["ar", "lanternpp"]
+    found = lanes(against="lantern", lam=3.0, delta=0.3, seed=None, tree="cpu4")
+    assert [each.method for each in found] == ["ar", "lanternpp", "lantern"]
+    assert [each.bound for each in found[1:]] == [3.0, 0.3]
+    assert len({params.baseline_key(each) for each in found}) == 1  # one seed was drawn for all
+    assert found[1].tree == found[2].tree
+    with pytest.raises(SettingsError) as error:  # a knob that only the second method reads is checked too
+        lanes(method="exact", against="lantern", delta=7)
+    assert error.value.field == "bound"
+
+
+@pytest.mark.parametrize(
+    "method, rule",
+    [("exact", "coupled"), ("lanternpp", "coupled-relaxed"), ("eagle2", "eagle2"), ("lantern", "lantern")],
+)
+def test_same_picture_takes_the_coupled_form_where_there_is_one(method, rule):
+    assert settings(method=method, same=True).method == rule and settings(method=method).method == method
+    if method in params.SAME:
+        page = params.opening({}) | params.of_run(settings(method=method, same=True).to_dict())
+        assert params.from_page(*(page | {"prompt": "fox"}).values()).method == rule
+
+
+def test_links_name_the_switch_and_the_second_method():
+    assert params.from_query({"same": "true", "against": "exact"}) == {"same": True, "against": "exact"}
+    assert params.from_query({"same": "1", "against": "ar"}) == {}
+    assert params.from_query({"method": "coupled"}) == {"method": "exact", "same": True}
+    assert params.from_query({"method": "coupled-relaxed"}) == {"method": "lanternpp", "same": True}
 
 
 def test_baseline_key_holds_what_the_baseline_reads():
