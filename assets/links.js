@@ -44,8 +44,9 @@ Lantern.linkTo = ({ view, ...place }) => {
   url.hash = '';
   return url.href;
 };
-/* Prompt, seed, model, every knob that the method reads, and the open view with its place. */
-Lantern.link = knobs => {
+/* Prompt, seed, model, every knob that the method reads, and the open view with its place; where other things are
+   linked than what the views add, those alone. */
+Lantern.link = (knobs, linked = Lantern.linked) => {
   const query = new URLSearchParams(), tab = Lantern.tab(), lesson = Lantern.lesson();
   for (const [name, value] of Object.entries(knobs)) {
     if (value === null || value === undefined || value === '') continue;
@@ -54,8 +55,8 @@ Lantern.link = knobs => {
     if ((name === 'same' && !(value && knobs.method in Lantern.SAME)) || (name === 'against' && value === 'none')) continue;
     query.set(name, value);
   }
-  const place = lesson ? { tab: 'learn', lesson } : tab && tab !== 'race' ? { tab, ...(Lantern.placeOf[tab] ? Lantern.placeOf[tab]() : {}) } : {};
-  for (const [name, value] of Object.entries({ ...Lantern.linked, ...place })) query.set(name, value);
+  const place = linked !== Lantern.linked ? {} : lesson ? { tab: 'learn', lesson } : tab && tab !== 'race' ? { tab, ...(Lantern.placeOf[tab] ? Lantern.placeOf[tab]() : {}) } : {};
+  for (const [name, value] of Object.entries({ ...linked, ...place })) query.set(name, value);
   return `${location.origin}${location.pathname}?${query}`;
 };
 Lantern.lesson = () => 0;                                        // of the tour, where it is on

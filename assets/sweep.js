@@ -7,7 +7,7 @@ Lantern.sweepPage = (names, value) => {                          // the Race's k
 
 Lantern.sweep = (element, props, watch, trigger, server, words) => {
   const part = name => element.querySelector(`[data-part="${name}"]`), field = name => element.querySelector(`#sweep-${name}`);
-  let shown = { state: 'empty', rows: [], settings: [] }, picked = 0, chosen = false, latest = -1, quality = '', planned = null, images = { of: '', list: [] }, place = 0, side = '', busy = false;
+  let shown = { state: '', rows: [], settings: [] }, picked = 0, chosen = false, latest = -1, quality = '', planned = null, images = { of: '', list: [] }, place = 0, side = '', busy = false;
 
   /* ---- the form ---- */
   const check = (box, name, value, label) => {
@@ -40,7 +40,6 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     TEXTS.forEach(name => { field(name).value = full[name]; });
   };
   const used = () => new Set(checked('methods').flatMap(method => words.uses[method]));
-  const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
   let initial = null;
   const changes = spec => Object.fromEntries(Object.entries(spec).filter(([name, value]) => String(value) !== String(initial[name])));
   const refuse = error => {
@@ -117,7 +116,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     part('bar').setAttribute('aria-valuenow', shown.done || 0);
     part('bar').setAttribute('aria-valuetext', shown.total ? `${shown.done} of ${shown.total} runs${left ? `, ${left}` : ''}` : 'not running');
     element.dataset.state = shown.state;
-    if (!same(before.rows, shown.rows) || before.key !== shown.key || before.state !== shown.state) draw();
+    if (JSON.stringify(before.rows) !== JSON.stringify(shown.rows) || before.key !== shown.key || before.state !== shown.state) draw();
     buttons();
   };
   const draw = () => {
@@ -175,12 +174,10 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
       picked && ['change from AR', known(at.similarity_change) && signed(at.similarity_change, 3)], picked && ['95 % interval', range(at.similarity_low, at.similarity_high, 3)], ['Found among 100', known(at.top1) && Lantern.percent(at.top1)], picked && shown.recorded && ['change, in points', known(at.top1_change) && signed(100 * at.top1_change, 1)], ['Fréchet distance', known(at.frechet_real) && at.frechet_real.toFixed(2)], ['n', known(at.images) && `${at.images}${shown.recorded && known(at.pairs) ? `, ${at.pairs} timed` : ''}`]];
     part('numbers').replaceChildren(...facts.filter(each => each && each[1]).map(([label, value]) => { const line = document.createElement('tr'); line.append(Lantern.make('td', '', label), Lantern.make('td', 'num', value)); return line; }));
     const race = { ...Lantern.knobs, ...setting.page };
-    if (images.list[place]) Object.assign(race, { prompt: images.list[place].prompt, seed: images.list[place].seed }); else if (shown.prompts && shown.prompts[0]) race.prompt = shown.prompts[0]; else delete race.style, delete race.prompt, Object.assign(race, { prompt: Lantern.knobs.prompt, style: Lantern.knobs.style });
+    const painted = images.list[place], { prompt, style } = Lantern.knobs;
+    Object.assign(race, painted ? { prompt: painted.prompt, seed: painted.seed } : shown.prompts && shown.prompts[0] ? { prompt: shown.prompts[0] } : { prompt, style });
     if (!picked) Object.assign(race, { method: Lantern.knobs.method, tree: Lantern.knobs.tree, branching: Lantern.knobs.branching });
-    const hold = Lantern.linked;
-    Lantern.linked = {};
-    part('race').href = Lantern.link(race);
-    Lantern.linked = hold;
+    part('race').href = Lantern.link(race, {});
     part('race').onclick = event => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
@@ -267,7 +264,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
   const actions = {
     csv: file('csv'), json: file('json'), png: file('png'),
     command: button => copy(button, command(), text => { refuse({ text }); }),
-    link: button => { Lantern.linked.tab = 'Sweep'; return copy(button, Lantern.link(Lantern.knobs), link => history.replaceState(null, '', link)); },
+    link: button => copy(button, Lantern.link(Lantern.knobs), link => history.replaceState(null, '', link)),
   };
   element.querySelectorAll('[data-action]').forEach(each => each.addEventListener('click', () => actions[each.dataset.action](each)));
   element.querySelectorAll(':is([data-action=csv], [data-action=json], [data-action=png])').forEach(each => each.insertAdjacentHTML('afterbegin', Lantern.icons.down));
@@ -280,7 +277,6 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     show(value);
     if (!busy) plan();
   });
-  Lantern.on('theme', draw);
   let width = 0;
   new ResizeObserver(() => { if (box.clientWidth && box.clientWidth !== width) { width = box.clientWidth; scatter(); } }).observe(box);
 

@@ -58,7 +58,7 @@ class Sweep:
 
     @property
     def done(self) -> int:
-        return sum(len(runs) for runs in self.rounds.values())
+        return sum(map(len, list(self.rounds.values())))  # which the measuring thread fills
 
     @property
     def complete(self) -> bool:
