@@ -27,7 +27,7 @@ const ticks = (low, high, most) => {
 };
 /* rows: a setting's number, method, speedup with quartiles, and what QUALITIES name; name and words: of a setting. */
 Lantern.scatter = (box, rows, quality, picked, name, words) => {
-  const width = Math.max(300, box.clientWidth), narrow = width < 560, height = narrow ? 320 : 470, pad = { left: 50, right: 14, top: 16, bottom: 40 };
+  const width = Math.max(300, box.clientWidth), narrow = width < 560, height = narrow ? 320 : 530, pad = { left: 50, right: 14, top: 16, bottom: 40 };
   const spec = QUALITIES[quality], all = spec ? rows.filter(each => known(each[spec.key]) && known(each.speedup)) : [];
   if (!all.length) { box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="presentation"><rect x="${pad.left}" y="${pad.top}" width="${width - pad.left - pad.right}" height="${height - pad.top - pad.bottom}" fill="var(--sunken)"/></svg>`; return; }
   const xs = all.flatMap(each => [each.speedup, each.speedup_low, each.speedup_high].filter(known)), ys = all.map(each => each[spec.key]);

@@ -108,7 +108,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     const done = shown.rows.filter(each => each.setting && (shown.recorded || each.images === shown.pictures)).length, all = Math.max(0, shown.settings.length - 1);
     Lantern.say(part('head'), { empty: 'Nothing measured yet', recorded: `${counted(all, 'setting')}, recorded`, stopped: `Stopped at ${done} of ${all} settings`, failed: `Failed at ${done} of ${all} settings` }[shown.state] || (shown.state === 'done' ? `${counted(all, 'setting')} measured` : `${done} of ${all} settings measured`));
     const left = known(shown.left) && busy ? `${minutes(shown.left)} left` : '';
-    Lantern.say(part('facts'), shown.state === 'empty' ? 'Choose a grid and run it; it can be stopped and goes on later.' : [(shown.facts || []).filter(Boolean).join(', '), left, shown.note || (busy && shown.now ? `now: ${shown.now}` : '')].filter(Boolean).join(' · '));
+    Lantern.say(part('facts'), shown.state === 'empty' ? 'Choose a grid and run it; it can be stopped and goes on later.' : [(shown.facts || []).filter(Boolean).join(', '), left, shown.note || (busy && shown.now ? `now: ${name(shown.settings.findIndex(each => each.label === shown.now))}` : '')].filter(Boolean).join(' · '));
     const share = shown.total ? shown.done / shown.total : shown.recorded ? 1 : 0;
     part('bar').firstElementChild.style.width = `${share * 100}%`;
     part('bar').classList.toggle('off', !shown.total);
