@@ -5,6 +5,7 @@ recorded runs; for others the worker decodes the run once more, untimed, when th
 """
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,18 +119,21 @@ def endpoint(worker: Worker) -> None:
     def inspect(run_id: str, step: int = 0, node: int = 0) -> dict:
         """Every step of a run, or what the verdict of one drafted node compared.
 
+        For a node of a run that was not looked into yet, the run is decoded once more, untimed.
+
         Args:
             run_id: as in the trace that /generate returned, or that of a recorded run
             step: from 1; 0 gives the whole run
             node: the drafted node, from 1, in the numbering of the tree's list of parents
         """
+        known = not (step or node) or worker.detail(run_id) is not None or worker.output(run_id) is None
+        for value in () if known else look_inside(worker, f"look-{uuid.uuid4().hex}", run_id):
+            if "error" in value:
+                raise gr.Error(value["error"], print_exception=False)
         found = inside(worker, run_id, step, node) if step or node else whole(worker, run_id)
         if found is None:
-            raise gr.Error(
-                "Nothing is known of that: the run is no longer kept, was not looked into yet (open it in the Step "
-                "inspector), or has no such step and node.",
-                print_exception=False,
-            )
+            text = "Nothing is known of that: the run is no longer kept, or has no such step and node."
+            raise gr.Error(text, print_exception=False)
         return found
 
     gr.api(inspect, api_name="inspect", queue=False)
@@ -168,11 +172,19 @@ def server_functions(worker: Worker) -> list[Callable]:
 
 
 def whole(worker: Worker, run: Any) -> dict[str, Any] | None:
-    """A run as both views read it; `places` and `patches` where its detail is known."""
+    """A run as both views read it; `places` and `patches` where its detail is known. Made once, until that is."""
     output = worker.output(run) if isinstance(run, str) else None
     if output is None:
         return None
-    trace, detail = output.trace, worker.detail(run)
+    detail = worker.detail(run)
+    key = (run, detail is not None)
+    if key not in worker.looks:
+        worker.looks[key] = _whole(output, detail)
+    return worker.looks[key]
+
+
+def _whole(output: Any, detail: Any) -> dict[str, Any]:
+    trace = output.trace
     header, ends = trace.header, [event.seconds for event in trace.events]
     steps = [
         {
@@ -190,7 +202,8 @@ def whole(worker: Worker, run: Any) -> dict[str, Any] | None:
         for event, end, before in zip(trace.events, ends, [0.0, *ends], strict=False)
     ]
     out = {name: header[name] for name in ("method", "k", "bound", "gamma", "order", "temperature", "grid", "codes")}
-    out |= {"id": run, "steps": steps, "image": stage.data_url(output.images[0]), "summary": stage.figures(trace),
+    image = stage.data_url(output.images[0], fast=True)
+    out |= {"id": trace.run_id, "steps": steps, "image": image, "summary": stage.figures(trace),
             "parents": header["tree"]["parents"], "facts": stage.hardware(header), "name": stage.describe(header),
             "recorded": bool(header.get("recorded")), "places": None, "patches": None}
     if detail is not None:
@@ -218,7 +231,7 @@ def sheet(detail: Any) -> str | None:
     if not nodes:
         return None
     pixels = detail.patches.transpose(0, 2, 1, 3, 4).reshape(events * size, nodes * size, 3)
-    return stage.data_url(Image.fromarray(pixels))
+    return stage.data_url(Image.fromarray(pixels), fast=True)
 
 
 def inside(worker: Worker, run: Any, step: Any, node: Any) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from app import html, params, stage
+from app import html, inspector, params, stage
 from app.session import Worker
 from lanternpp.detail import whatif
 from lanternpp.relax import Relaxation
@@ -237,8 +237,9 @@ def panel(worker: Worker) -> gr.HTML:
         return tour(worker, strings)
 
     value = {"words": strings, "tour": tour(worker, strings)}
+    functions = inspector.server_functions(worker)  # the panel is there from the start: it fetches ahead for the views
     script = "Lantern.tour(element, props, server)"
-    return html.component(_PANEL, script, "tour", value, server_functions=[lessons])
+    return html.component(_PANEL, script, "tour", value, server_functions=[lessons, *functions])
 
 
 def view() -> gr.HTML:

@@ -91,6 +91,7 @@ class Worker:
         self.runs = Bounded(KEPT_RUNS, KEPT_EVENTS, lambda output: len(output.trace.events))
         self.recorded: dict[str, Any] = {}
         self.details = Bounded(KEPT_DETAILS)
+        self.looks = Bounded(KEPT_DETAILS)  # what the views were told of runs (app/inspector.py)
         self.atlas: str | None = None  # every code decoded alone, as a data URL
         self._warm: set[tuple] = set()
         self.baselines = Bounded(KEPT_BASELINES)

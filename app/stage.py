@@ -194,10 +194,10 @@ def empty_stage() -> dict[str, Any]:
     return stage("empty", [new_lane("ar"), new_lane("lanternpp")], serial=0)
 
 
-def data_url(image: Image.Image) -> str:
-    """A picture as a lossless data URL: no file is written for it."""
+def data_url(image: Image.Image, fast: bool = False) -> str:
+    """A picture as a lossless data URL: no file is written for it. Fast: a sixth larger, in a twentieth of the time."""
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
+    image.save(buffer, "PNG", **({"compress_level": 1} if fast else {"optimize": True}))
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -108,9 +108,8 @@ Lantern.canvas = (element, draw) => {
     context.imageSmoothingQuality = 'high';
     draw(context, width, height);
   };
-  new ResizeObserver(redraw).observe(element);
+  new ResizeObserver(redraw).observe(element);                   // which also draws it first, once the page is laid out
   Lantern.on('theme', redraw);
-  redraw();
   return redraw;
 };
 const themed = new MutationObserver(() => { tokens = {}; Lantern.emit('theme'); });

@@ -97,16 +97,21 @@ Lantern.tour = (element, props, server) => {
     event.preventDefault();
   });
   Lantern.lesson = () => at;
-  tourReady({ words, lessons, go });
+  const ahead = id => Lantern.fetchAhead(server, id);
+  const first = ({ lane, extra }) => { if (lane.method !== 'ar' && !extra) ahead(lane.run); };
+  Lantern.finishedBefore.forEach(first);
+  Lantern.on('finished', first);
+  tourReady({ words, lessons, go, ahead });
   const { tab, lesson } = Lantern.asked;
   if (tab === 'learn' && lesson) { if (lesson <= last) go(lesson).then(begun => begun || Lantern.visit('Learn')); else Lantern.visit('Learn'); }
 };
 
 /* ---- the tab: all six lessons to read, questions, the maths, references ---- */
 Lantern.learn = async element => {
-  const { words, lessons, go } = await tourAtHand, box = element.querySelector('[data-part="learn"]');
+  const { words, lessons, go, ahead } = await tourAtHand, box = element.querySelector('[data-part="learn"]');
   const make = Lantern.make, rich = (tag, className, text) => Lantern.rich(make(tag, className), text);
   const tour = await lessons();
+  if (tour) new Set(tour.lessons.map(lesson => lesson.place.run)).forEach(ahead);
   const head = make('div', 'learn-head'), start = make('button', 'btn primary', words.start);
   start.type = 'button';
   start.disabled = !tour;

@@ -60,10 +60,30 @@ Lantern.copy = async (text, word) => {
    `show(run, place)` gets what app/inspector.py's `whole` tells, with its picture and patches loaded; again once the run was
    looked into. `note` says what is being waited for. */
 Lantern.atlasOf = async server => (Lantern.atlasImage ||= await server.atlas('').then(source => source && Lantern.image(source)).catch(() => null));
+/* Runs with their pictures loaded, for all views: whichever asks first pays. */
+const keptRuns = new Map(), coming = new Map();
+Lantern.fetchRun = (server, id) => {
+  if (keptRuns.has(id)) return Promise.resolve(keptRuns.get(id));
+  const load = async () => {
+    const atlas = Lantern.atlasOf(server), run = await server.look(id);
+    if (!run) return null;
+    [run.picture, run.sheet, run.atlas] = await Promise.all([Lantern.image(run.image), run.patches && Lantern.image(run.patches), atlas]);
+    keptRuns.set(id, run);
+    while (keptRuns.size > 6) keptRuns.delete(keptRuns.keys().next().value);
+    return run;
+  };
+  if (!coming.has(id)) coming.set(id, load().finally(() => coming.delete(id)));
+  return coming.get(id);
+};
+/* A run that a view may open with is fetched when the browser has nothing else to do. */
+Lantern.fetchAhead = (server, id) => {
+  const later = window.requestIdleCallback || (run => setTimeout(run, 500));
+  later(() => Lantern.fetchRun(server, id).catch(() => null), { timeout: 3000 });
+};
 Lantern.runOnView = (element, props, watch, ask, server, tab, show) => {
   const part = name => element.querySelector(`[data-part="${name}"]`), select = part('run'), note = part('note');
-  const runs = [...props.value.runs], kept = new Map(), asked = new Set();
-  let current = '', serial = 0;
+  const runs = [...props.value.runs], asked = new Set();
+  let current = '', serial = 0, shown = null;
   const say = (text, bad) => { note.hidden = !text; note.textContent = text; note.classList.toggle('err', !!bad); };
   const list = () => {
     select.replaceChildren(...(runs.length ? runs : [{ title: 'No run yet: press Generate on the Race tab', id: '' }]).map(run => {
@@ -74,28 +94,22 @@ Lantern.runOnView = (element, props, watch, ask, server, tab, show) => {
     select.disabled = !runs.length;
     select.value = current;
   };
-  const fetchRun = async id => {
-    const run = await server.look(id);
-    if (!run) return null;
-    [run.picture, run.sheet, run.atlas] = await Promise.all([Lantern.image(run.image), run.patches && Lantern.image(run.patches), Lantern.atlasOf(server)]);
-    kept.set(id, run);
-    while (kept.size > 6) kept.delete(kept.keys().next().value);
-    return run;
-  };
   const open = async (id, place = {}) => {
     current = id;
     list();
-    const mine = ++serial, run = kept.get(id) || await fetchRun(id).catch(() => null);
+    const mine = ++serial, run = await Lantern.fetchRun(server, id).catch(() => null);
     if (mine !== serial) return;
     if (!run) { say('This run is no longer kept; run it again.', true); return; }
     say('');
     element.dataset.run = id;
+    shown = run;
     show(run, place);
     wish();
   };
   /* Only a view that somebody looks at makes the worker decode. */
   const wish = () => {
-    const run = kept.get(current);
+    const run = keptRuns.get(current);
+    if (run && run.places && shown && shown.id === current && !shown.places) { open(current, { stay: true }); return; }  // another view asked
     if (!run || run.places || !element.offsetParent || (asked.has(current) && !run.recorded)) return;
     asked.add(current);
     if (run.recorded) {                                          // another machine's rounding would seldom give it again
@@ -110,7 +124,7 @@ Lantern.runOnView = (element, props, watch, ask, server, tab, show) => {
   select.addEventListener('change', () => open(select.value));
   watch('value', async () => {
     const { run, done, of, ready, error } = props.value;
-    if (ready) { kept.delete(run); if (run === current) { await open(run, { stay: true }); } }
+    if (ready) { keptRuns.delete(run); if (run === current) { await open(run, { stay: true }); } }
     else if (run !== current) return;
     else if (error) say(error, true);
     else if (of && done !== undefined) say(`Looking inside: ${done} of ${of} tokens decoded once more, untimed.`);
@@ -127,7 +141,7 @@ Lantern.runOnView = (element, props, watch, ask, server, tab, show) => {
   if (!current && runs.length) open(runs[0].id);
   Lantern.on('open', place => { if (Lantern.slug(place.tab) === Lantern.slug(tab) && place.run) open(place.run, place); });
   list();
-  return { runs: () => runs, fetch: id => (kept.has(id) ? Promise.resolve(kept.get(id)) : fetchRun(id)) };
+  return { runs: () => runs, fetch: id => Lantern.fetchRun(server, id) };
 };
 /* A node's patch: what it would paint in its place; where the run was not looked into, its code alone. */
 Lantern.nodePatch = (context, run, step, node, x, y, size) => {
