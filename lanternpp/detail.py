@@ -149,8 +149,7 @@ def inspect(pipe, trace: Trace) -> Iterator[StepEvent]:
     if settings.relaxation.coupled:
         raise DetailError(f"{METHODS[settings.method]} judges drafts by the target's own draw, not by ratios that "
                           "could be shown here: inspect a run of another method.")
-    step = pipe.step(settings, kind=_Recorder)
-    condition, valid = pipe.read_prompt(settings)
+    step, condition, valid = pipe.prepare(settings, kind=_Recorder)
     events = Decoder(step).stream(condition, settings.seed, valid)
     parts, done = [], torch.tensor(trace.tokens)
     for event, known in zip(events, trace.events, strict=False):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .quantize import Int8Linear
 from .step import Step
+from .transformer import KVCache
 
 MODES: Mapping[str, str] = MappingProxyType({"eager": "Eager", "compile": "Compiled", "graph": "CUDA graph"})
 STATE = ("position", "committed", "pending_tokens", "pending_hidden")  # what a step changes beside its caches
@@ -48,6 +49,16 @@ def runner(step: Step, mode: str, record: Record | None = None, backend: str = "
     return step
 
 
+class _Layers:
+    """A cache's layers as tensors of their own. A compiler has no writes in place: of a write into the one tensor of
+    all layers it would make a copy of that tensor, layer after layer."""
+
+    flat, write = KVCache.flat, KVCache.write
+
+    def __init__(self, cache: KVCache):
+        self.keys, self.values, self.first = cache.keys.unbind(0), cache.values.unbind(0), cache.first
+
+
 def compile_networks(step: Step, backend: str = "inductor") -> None:
     """Compile the step's calls of its networks, each for the shapes that it sees; int8 matrices stay as they are."""
     def compiled(call: Callable) -> Callable:
@@ -56,9 +67,20 @@ def compile_networks(step: Step, backend: str = "inductor") -> None:
     # A cache of shapes that is too small would fall back to eager calls without a word: a tree takes one entry for the
     # target and one a level for the drafter.
     torch._dynamo.config.recompile_limit = max(128, torch._dynamo.config.recompile_limit)
-    step._target = compiled(step._target)
-    if step.drafter is not None and not any(isinstance(m, Int8Linear) for m in step.drafter.modules()):
-        step._read = compiled(step._read)
+    target, drafter, layers = step.target, step.drafter, _Layers(step.cache)
+
+    def score(x: Tensor, positions: Tensor, slots: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = target(x, positions, layers, slots, bias)
+        return hidden, target.head(hidden)
+
+    step._target = compiled(score)
+    if drafter is not None and not any(isinstance(m, Int8Linear) for m in drafter.modules()):
+        own = _Layers(step.drafter_cache)
+
+        def read(tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, bias: Tensor) -> Tensor:
+            return drafter(tokens, hidden, positions, own, slots, bias)
+
+        step._read = compiled(read)
 
 
 class Replay:

@@ -180,6 +180,10 @@ class LanternPipeline:
         condition, valid = self.encode_prompt(settings.prompt)
         return condition, None if valid is None else valid[: 2 if settings.cfg_scale != 1 else 1]
 
+    def prepare(self, settings: Settings, kind: type[Step] = Step) -> tuple[Step, Tensor, Tensor | None]:
+        """An eager step for one picture, and what its prefill reads."""
+        return self.step(settings, kind=kind), *self.read_prompt(settings)
+
     @contextmanager
     def lend(self, settings: Settings, pictures: int = 1) -> Iterator[Decoder]:
         """A Decoder in the settings' mode. A compiled or recorded one is kept and lent again; what a first one costs is

@@ -27,6 +27,8 @@ from .transformer import Transformer, prefix_mask
 from .tree import Tree
 from .verify import TreeBuffers, Verdict, undrafted, verify
 
+BLOCK = 32  # slots
+
 
 class Draft(NamedTuple):
     """A drafted tree of each picture, root first. A static tree's parents and depths are the same for all, (N+1,)."""
@@ -106,10 +108,10 @@ class Step(nn.Module):
     def reach(self, position: int) -> int:
         """How many cache slots a step may have to see whose pictures all stand at or before `position`.
 
-        In multiples of 32, so that a graph or a compiled step of each size can be kept.
+        In multiples of BLOCK, so that a graph or a compiled step of each size can be kept.
         """
         beyond = max(self.tree.nodes, self.dynamic.rows if self.dynamic else 0) + self.depth + 1
-        return min(self.cache.slots, -(-(self.prefix + position + beyond) // 32) * 32)
+        return min(self.cache.slots, -(-(self.prefix + position + beyond) // BLOCK) * BLOCK)
 
     @torch.no_grad()
     def prefill(self, condition: Tensor, seeds: Sequence[int], valid: Tensor | None = None) -> Tensor:

@@ -22,7 +22,7 @@ def settings(pipe, method="exact", **knobs):
 
 def test_the_clock_changes_nothing_and_leaves_nothing(pipe):
     chosen = settings(pipe)
-    step, (condition, _) = pipe.step(chosen), pipe.read_prompt(chosen)
+    step, condition, _ = pipe.prepare(chosen)
     plain = Decoder(step).generate(condition, 3)
     attributes, hooks = set(vars(step)), (len(step.drafter._forward_hooks), len(step.drafter._forward_pre_hooks))
     with Clock(step):
