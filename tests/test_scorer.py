@@ -9,6 +9,7 @@ import torch
 from toy import bundle as toy_bundle
 
 from lanternpp import hub
+from lanternpp.evaluate import LOOKS, References
 from lanternpp.scorer import BUNDLED, NAMES, Scorer, ScorerConfig, candidates, parts, prompt
 from lanternpp.training import data, loop, validation
 from lanternpp.training import scorer as training
@@ -54,6 +55,51 @@ def test_an_untrained_scorer_fails(scorer, damage):
     torch.manual_seed(0)
     blank = Scorer(scorer.config, scorer.words).eval().requires_grad_(False)
     assert len(validation.disorders(rows(blank, damage), SLACK)) > 3
+
+
+class Blind:
+    """Aligns nothing: similarity is the embedding itself."""
+
+    def alignment(self, embeddings, prompts):
+        return embeddings, torch.zeros(len(embeddings), dtype=torch.int64)
+
+
+def test_harm_is_told_from_none_and_none_is_not():
+    generator = torch.Generator().manual_seed(0)
+    clean, others, noise = (torch.randn(300, 8, generator=generator) for _ in range(3))
+    similarity = torch.rand(300, generator=generator)
+    harmed, less = clean + 0.3, similarity - 0.05 * torch.rand(300, generator=generator)
+    found = validation.told(Blind(), (clean, similarity), (harmed, less), others, [])
+    assert found["told"] and found["frechet"] > found["frechet_floor"] > found["frechet_clean"]
+    assert not validation.told(Blind(), (clean, similarity), (clean, similarity), others, [])["told"]
+    assert not validation.told(Blind(), (clean, similarity), (harmed, similarity), others, [])["told"]
+    same = (0.95 * clean + (1 - 0.95**2) ** 0.5 * noise, less)  # other pictures of the same kind
+    assert not validation.told(Blind(), (clean, similarity), same, others, [])["told"]
+
+
+def test_validation_goes_on_where_it_stopped(tmp_path, monkeypatch, scorer):
+    bundle, rng = toy_bundle(), np.random.default_rng(0)
+    names = sorted(data.CORE_LABELS)[:4]
+    records = [{"label": label, "tags": [], "style": style, "concept": label} for label in names for style in
+               data.STYLES]
+    pictures = data.Pictures(rng.integers(0, 255, (len(records), 128, 128, 4), dtype=np.uint8), records)
+
+    def decoded(bundle, codes):
+        squares = codes.float().unflatten(1, (1, round(codes.shape[1] ** 0.5), -1)) / 32 - 1
+        return torch.nn.functional.interpolate(squares, (128, 128)).expand(-1, 3, -1, -1)
+
+    monkeypatch.setattr(validation, "decoded", decoded)
+    few = {"random tokens": (validation.FEW, 0.4), "wrong captions": (1,)}
+    monkeypatch.setattr(validation.damaged, "__defaults__", (0, few))
+    features = torch.randn(len(LOOKS), scorer.config.features)
+    references = References(features, features)
+    first = validation.validate(scorer, bundle, pictures, references, 8, tmp_path)
+    assert [row["damage"] for row in first["rows"]] == ["none", "random tokens", "random tokens", "wrong captions"]
+    monkeypatch.setattr(type(scorer), "look", None)  # nothing is left to look at
+    again = validation.validate(scorer, bundle, pictures, references, 8, tmp_path)
+    assert again == first
+    validation.figure(first, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
 def test_disorder_is_seen():

@@ -3,8 +3,9 @@
     python -m lanternpp.training.validation --data DIR --out assets/scorer
 
 Reconstructions of real pictures are blurred, made noisy, lose tokens to random ones or to each other's places, or get
-captions that are wrong in one to three parts. Similarity and retrieval must fall and the Fréchet distance to as many
-other reconstructions must rise with each step of strength, and 5 % of random tokens must be told from none. Writes
+captions that are wrong in one to three parts. Similarity and retrieval must fall and the Fréchet distance to other
+reconstructions of the same looks must rise with each step of strength, and 5 % of random tokens must be told from none,
+as evaluate tells a method from plain AR. Writes
 validation.json and validation.png; the exit status is 1 where something is out of order. What the scorer saw of each
 damage is kept in a folder, so that a run that was stopped goes on.
 """
@@ -170,13 +171,14 @@ def halves(clean: Tensor, harmed: Tensor, seed: int = 0) -> tuple[list[float], l
     return floor, signal
 
 
-def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, references: Tensor, count: int, keep: Path,
-             seed: int = 0) -> dict:
-    """All figures as one JSON-able document: `count` pictures damaged, held against as many of the reference features
-    (m, F) of reconstructions. What the scorer saw is kept in the folder `keep`."""
-    core, random = pictures.select(data.core(pictures)), np.random.default_rng(seed)
-    images, prompts, facts = composites(core, random.integers(0, len(core.records), count), seed + 1)
-    reference = references[torch.from_numpy(random.permutation(len(references))[:count].copy())]
+def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, references: References, count: int,
+             keep: Path, seed: int = 0) -> dict:
+    """All figures as one JSON-able document: `count` pictures damaged, held against other reconstructions of the same
+    looks. What the scorer saw is kept in the folder `keep`."""
+    core = pictures.select(data.core(pictures))
+    index = np.random.default_rng(seed).integers(0, len(core.records), count)
+    images, prompts, facts = composites(core, index, seed + 1)
+    reference = references.decoded[references.rows(prompts)]
     keep.mkdir(parents=True, exist_ok=True)
     weights = [float(x.double().square().sum()) for m in (scorer, bundle.tokenizer) for x in m.state_dict().values()]
     mark = hashlib.sha256(json.dumps([weights, count, seed]).encode()).hexdigest()[:12]
@@ -227,7 +229,7 @@ def figure(document: dict, path: Path) -> None:
     page = Figure(figsize=(10, 3.6), dpi=90, layout="constrained")
     panels = page.subplots(1, 3)
     titles = {"similarity": "mean similarity to the prompt", "top1": "own prompt best of 100",
-              "frechet": "Fréchet distance to other pictures"}
+              "frechet": "Fréchet distance to others of the same looks"}
     for name, strengths in STRENGTHS.items():
         rows = [document["rows"][0], *(r for r in document["rows"] if r["damage"] == name)]
         label = f"{name}: {', '.join(f'{s:g}' for s in strengths)}"
@@ -258,7 +260,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     document = validate(Scorer.load(args.scorer), hub.load_bundle(args.model, torch.float32),
-                        data.load_pictures(args.data), References.load(args.scorer).decoded, args.images, args.keep,
+                        data.load_pictures(args.data), References.load(args.scorer), args.images, args.keep,
                         args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "validation.json").write_text(json.dumps(document, indent=1) + "\n")
