@@ -69,7 +69,7 @@ def race(pipe: LanternPipeline, settings: Settings, prompt: str, seed: int, toke
     condition, valid = pipe.encode_prompts([prompt])
     step = pipe.step(settings.baseline())
     step.prefill(condition, [seed], None if valid is None else valid[:step.rows])
-    p = step._distribution(step.target.head(step.pending_hidden[:, :1]), step.places[:1].unsqueeze(0))
+    p = step._distribution(step.target.head(step.pending_hidden[:, :1]))
     for token in tokens:
         step.pending_tokens.fill_(token)
         p = step._score(step._draft(step.cache.slots), step.cache.slots)[1]
