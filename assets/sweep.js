@@ -7,8 +7,10 @@ Lantern.sweepPage = (names, value) => {                          // the Race's k
 
 Lantern.sweep = (element, props, watch, trigger, server, words) => {
   const part = name => element.querySelector(`[data-part="${name}"]`), field = name => element.querySelector(`#sweep-${name}`);
-  let shown = { state: '', rows: [], settings: [] }, picked = 0, chosen = false, latest = -1, quality = '', planned = null, images = { of: '', list: [] }, place = 0, side = '', busy = false;
+  let shown = { state: '', rows: [], settings: [] }, picked = 0, chosen = false, latest = -1, quality = '', planned = null, images = { of: '', list: [] }, place = 0, side = '', busy = false, initial = null;
 
+  const linked = {};                                             // the grid that is not the default one, the picked point
+  Lantern.placeOf.sweep = () => linked;
   /* ---- the form ---- */
   const check = (box, name, value, label) => {
     const row = Lantern.make('label', ''), input = Object.assign(document.createElement('input'), { type: 'checkbox', name, value });
@@ -40,7 +42,6 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     TEXTS.forEach(name => { field(name).value = full[name]; });
   };
   const used = () => new Set(checked('methods').flatMap(method => words.uses[method]));
-  let initial = null;
   const changes = spec => Object.fromEntries(Object.entries(spec).filter(([name, value]) => String(value) !== String(initial[name])));
   const refuse = error => {
     part('error').hidden = !error;
@@ -55,7 +56,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     const own = used(), turn = ++asked, spec = read();
     element.querySelectorAll('[data-used]').forEach(each => { each.hidden = !own.has(each.dataset.used); });
     const changed = changes(spec);
-    if (Object.keys(changed).length) Lantern.linked.sweep = JSON.stringify(changed); else delete Lantern.linked.sweep;
+    if (Object.keys(changed).length) linked.sweep = JSON.stringify(changed); else delete linked.sweep;
     let answer;
     try { answer = await server.plan(spec); } catch { return true; }   // the server is gone; what is shown stays
     if (turn !== asked) return true;
@@ -126,9 +127,9 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     if (part('quality').dataset.of !== there.join()) Lantern.segments(part('quality'), there, quality, 'Quality', label => { quality = label; draw(); });
     part('quality').dataset.of = there.join();
     if (!chosen || !row(picked)) {                               // the fastest of the front, until somebody picks
-      const linked = Number(Lantern.linked.point), best = quality ? Lantern.front(points(), QUALITIES[quality]).filter(each => each.setting) : [];
+      const wanted = Number(linked.point), best = quality ? Lantern.front(points(), QUALITIES[quality]).filter(each => each.setting) : [];
       const fast = [...(best.length ? best : shown.rows)].sort((x, y) => y.speedup - x.speedup)[0];
-      picked = row(linked) ? linked : fast ? fast.setting : 0;
+      picked = row(wanted) ? wanted : fast ? fast.setting : 0;
     }
     scatter();
     table();
@@ -137,7 +138,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
   const pick = number => {
     if (!row(number)) return;
     [picked, chosen] = [number, true];
-    Lantern.linked.point = number;
+    linked.point = number;
     scatter();
     table();
     card();
@@ -293,7 +294,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     await plan();
     refuse({ text: `${said} The default grid is shown.` });
   };
-  if (/^\d{1,4}$/.test(query.get('point') || '')) Lantern.linked.point = Number(query.get('point'));
+  if (/^\d{1,4}$/.test(query.get('point') || '')) linked.point = Number(query.get('point'));
   show({ serial: 0, ...props.value });
   if (query.has('sweep')) fromLink(); else plan();
 };

@@ -186,7 +186,7 @@ def test_a_sweep_runs_stops_resumes_and_its_csv_equals_the_command_lines(visit, 
     )
     source = page.get_attribute("#sweep [data-part=picture]", "src")
     assert source == sweep.url(list(demo.desk.kept.values())[-1].pictures[3, 0])
-    link = page.evaluate("(Lantern.linked.tab = 'Sweep', Lantern.link(Lantern.knobs))")
+    link = page.evaluate("Lantern.link(Lantern.knobs)")
     page.click("#sweep [data-part=race]")
     page.wait_for_function("Lantern.knobs.method === 'lantern' && Lantern.knobs.branching === '2/1'")
     values = page.evaluate("Lantern.knobs")
