@@ -27,7 +27,7 @@ const ticks = (low, high, most) => {
 };
 /* rows: a setting's number, method, speedup with quartiles, and what QUALITIES name; name and words: of a setting. */
 Lantern.scatter = (box, rows, quality, picked, name, words) => {
-  const width = Math.max(300, box.clientWidth), narrow = width < 560, height = narrow ? 320 : 530, pad = { left: 50, right: 14, top: 16, bottom: 40 };
+  const width = Math.max(300, box.clientWidth), narrow = width < 560, height = narrow ? 320 : 530, pad = { left: 50, right: 14, top: 28, bottom: 40 };
   const spec = QUALITIES[quality], all = spec ? rows.filter(each => known(each[spec.key]) && known(each.speedup)) : [];
   if (!all.length) { box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="presentation"><rect x="${pad.left}" y="${pad.top}" width="${width - pad.left - pad.right}" height="${height - pad.top - pad.bottom}" fill="var(--sunken)"/></svg>`; return; }
   const xs = all.flatMap(each => [each.speedup, each.speedup_low, each.speedup_high].filter(known)), ys = all.map(each => each[spec.key]);
@@ -45,7 +45,7 @@ Lantern.scatter = (box, rows, quality, picked, name, words) => {
     const text = words(each.setting), wide = text.length * 5.8, x = Lantern.clamp(X(each.speedup), pad.left + wide / 2, width - pad.right - wide / 2), y = Y(each[spec.key]) - 11;
     if (text === 'strict' || taken.some(other => Math.abs(other.x - x) < (other.wide + wide) / 2 + 4 && Math.abs(other.y - y) < 13)) return;
     taken.push({ x, y, wide });
-    notes.push(`<text class="axis" x="${x.toFixed(1)}" y="${Math.max(10, y).toFixed(1)}" text-anchor="middle" style="fill:var(--ink-2)${each.setting === picked ? ';font-weight:600' : ''}">${text}</text>`);
+    notes.push(`<text class="axis" x="${x.toFixed(1)}" y="${Math.max(24, y).toFixed(1)}" text-anchor="middle" style="fill:var(--ink-2)${each.setting === picked ? ';font-weight:600' : ''}">${text}</text>`);
   });
   const order = [...all].sort((a, b) => (a.setting === picked) - (b.setting === picked) || front.includes(a) - front.includes(b));
   const marks = order.map(each => {
@@ -57,6 +57,6 @@ Lantern.scatter = (box, rows, quality, picked, name, words) => {
       + `<g transform="translate(${(x - 6).toFixed(1)},${(y - 6).toFixed(1)})">${Lantern.point(each.method, full)}</g></g>`;
   });
   box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="presentation">${lines.join('')}<path d="${stair}" fill="none" stroke="var(--ink-3)" stroke-width="1.2"/>${notes.join('')}${marks.join('')}`
-    + `<text class="axis" x="${pad.left + 8}" y="${floor - 10}" style="fill:var(--ink-2)">↑ ${spec.words}</text><text class="axis" x="${width - pad.right}" y="${height - 6}" text-anchor="end" style="fill:var(--ink-2)">measured speedup over plain AR →</text></svg>`;
+    + `<text class="axis" x="${pad.left - 7}" y="13" style="fill:var(--ink-2)">↑ ${spec.words}</text><text class="axis" x="${width - pad.right}" y="${height - 6}" text-anchor="end" style="fill:var(--ink-2)">measured speedup over plain AR →</text></svg>`;
   box.setAttribute('aria-activedescendant', `sweep-point-${picked}`);
 };

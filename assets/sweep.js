@@ -74,9 +74,8 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
   const turned = () => { clearTimeout(rest); rest = setTimeout(plan, 250); };
   part('form').addEventListener('input', turned);
   part('form').addEventListener('submit', event => { event.preventDefault(); if (!part('run').disabled) run(); });
-  const mine = () => planned && planned.key === shown.key;
   const buttons = () => {
-    const kept = mine() ? shown : planned && planned.kept;
+    const kept = planned && planned.key === shown.key ? shown : planned && planned.kept;
     part('run').textContent = busy ? 'Running' : !kept || !kept.done ? 'Run sweep' : kept.complete ? 'Measure again' : 'Resume';
     part('run').disabled = busy || !planned;
     part('stop').disabled = !busy;
@@ -170,8 +169,8 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     part('name').innerHTML = Lantern.mark(setting.method);
     part('name').append(setting.name);
     Lantern.say(part('setting'), picked ? `${setting.words === 'strict' ? '' : `${setting.words} · `}tree ${setting.tree}, ${counted(setting.nodes, 'token')}` : 'one token a pass');
-    const range = (low, high, digits) => (known(low) ? `${signed(low, digits)} to ${signed(high, digits)}` : '');
-    const facts = [['Speedup', `${at.speedup.toFixed(2)}×`], picked && ['quartiles', `${at.speedup_low.toFixed(2)}–${at.speedup_high.toFixed(2)}`], ['Accepted length', known(at.accepted_length) && at.accepted_length.toFixed(2)], ['Prompt similarity', known(at.similarity) && at.similarity.toFixed(3).replace('-', '−')],
+    const range = (low, high, digits) => (known(low) ? `${signed(low, digits)} … ${signed(high, digits)}` : '');
+    const facts = [['Speedup', `${at.speedup.toFixed(2)}×`], picked && ['quartiles', `${at.speedup_low.toFixed(2)}–${at.speedup_high.toFixed(2)}`], ['Accepted length', known(at.accepted_length) && at.accepted_length.toFixed(2)], ['Similarity', known(at.similarity) && at.similarity.toFixed(3).replace('-', '−')],
       picked && ['change from AR', known(at.similarity_change) && signed(at.similarity_change, 3)], picked && ['95 % interval', range(at.similarity_low, at.similarity_high, 3)], ['Found among 100', known(at.top1) && Lantern.percent(at.top1)], picked && shown.recorded && ['change, in points', known(at.top1_change) && signed(100 * at.top1_change, 1)], ['Fréchet distance', known(at.frechet_real) && at.frechet_real.toFixed(2)], ['n', known(at.images) && `${at.images}${shown.recorded && known(at.pairs) ? `, ${at.pairs} timed` : ''}`]];
     part('numbers').replaceChildren(...facts.filter(each => each && each[1]).map(([label, value]) => { const line = document.createElement('tr'); line.append(Lantern.make('td', '', label), Lantern.make('td', 'num', value)); return line; }));
     const race = { ...Lantern.knobs, ...setting.page };
