@@ -61,7 +61,7 @@ Lantern.copy = async (text, word) => {
    looked into. `note` says what is being waited for. */
 Lantern.atlasOf = async server => (Lantern.atlasImage ||= await server.atlas('').then(source => source && Lantern.image(source)).catch(() => null));
 /* Runs with their pictures loaded, for all views: whichever asks first pays. */
-const keptRuns = new Map(), coming = new Map();
+const keptRuns = Lantern.keptRuns = new Map(), coming = new Map();
 Lantern.fetchRun = (server, id) => {
   if (keptRuns.has(id)) return Promise.resolve(keptRuns.get(id));
   const load = async () => {

@@ -13,9 +13,9 @@ EXAMPLE = Path(__file__).with_name("api_example.py")
 def test_the_example_runs_and_what_it_finds_agrees(monkeypatch, capsys):
     with serve(toy_pipeline) as (url, demo):
         monkeypatch.setenv("LANTERNPP_URL", url)
-        found = runpy.run_path(str(EXAMPLE))
+        found, said = runpy.run_path(str(EXAMPLE)), capsys.readouterr().out
         trace = demo.worker.output(found["stats"]["run_id"]).trace
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(said.splitlines()) == 6
     assert found["trace"]["run_id"] == trace.run_id == found["run"]["id"]
     assert Image.open(found["picture"]).size == Image.open(found["swapped"]).size
     event = trace.events[found["longest"]]
