@@ -13,7 +13,7 @@ from lanternpp.pipeline import LanternPipeline
 
 
 class SlowPipeline(LanternPipeline):
-    """Waits after each step, so that a test can act while a run is under way."""
+    """Waits `pause` seconds after each step, so that a test can act while a run is under way."""
 
     pause = 0.0
 
