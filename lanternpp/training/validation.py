@@ -28,21 +28,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .. import hub
-from ..evaluate import References
+from ..evaluate import References, Seen, floor_quantile
 from ..quality import bootstrap_interval, frechet, precision_recall
 from ..scorer import BUNDLED, NAMES, Scorer, prompt
 from . import data
 from .scorer import Fact, composites
 
 STRENGTHS = {  # damage -> its strengths, each stronger than the one before
-    "blur": (0.5, 1.0, 2.0, 4.0),  # standard deviation in pixels
-    "noise": (8.0, 16.0, 32.0, 64.0),  # standard deviation in levels of 255
+    "blur": (1.0, 2.0, 4.0),  # standard deviation in pixels
+    "noise": (16.0, 32.0, 64.0),  # standard deviation in levels of 255
     "random tokens": (0.05, 0.15, 0.4),  # share of the tokens
     "shuffled tokens": (0.05, 0.15, 0.4),  # share of the tokens
     "wrong captions": (1, 2, 3),  # parts of three that are wrong: name, style, background
 }
 FEW = 0.05  # random tokens that must be told from none
-HALVES = 20  # random splits into halves for the noise floor of the Fréchet distance
+Looked = tuple[Tensor, Tensor]  # features (n, F) and embeddings (n, d)
 
 
 @dataclass(frozen=True)
@@ -159,16 +159,16 @@ def disorders(rows: list[dict], slack: float = 0.0) -> list[str]:
     return found
 
 
-def halves(clean: Tensor, harmed: Tensor, seed: int = 0) -> tuple[list[float], list[float]]:
-    """Fréchet distances between random halves of the same clean pictures (the noise floor), and between one half as
-    harmed and the other: all at n/2 pictures a set."""
-    floor, signal = [], []
-    for number in range(HALVES):
-        order = np.random.default_rng([seed, number]).permutation(len(clean))
-        one, two = order[:len(order) // 2], order[len(order) // 2:]
-        floor.append(frechet(clean[one], clean[two]))
-        signal.append(frechet(harmed[one], clean[two]))
-    return floor, signal
+def told(scorer: Scorer, clean: Looked, harmed: Looked, reference: Tensor, prompts: list[str], seed: int = 0) -> dict:
+    """Whether harmed pictures are told from the same ones unharmed, by the two things that evaluate judges a method by:
+    the paired similarity, and the Fréchet distance to as many others by evaluate's own rule, which must refuse the
+    harmed ones and pass the clean ones. clean and harmed: (features, embeddings)."""
+    one, two = (Seen(features, *scorer.alignment(embeddings, prompts)) for features, embeddings in (clean, harmed))
+    others = Seen(reference, one.similarity, one.rank)
+    low, high = bootstrap_interval((two.similarity - one.similarity).numpy(), seed)
+    distance, most = frechet(two.features, reference), floor_quantile(two, one, others, seed)
+    return {"similarity_change": (low, high), "frechet_clean": frechet(one.features, reference),
+            "frechet_floor": most, "frechet": distance, "told": high < 0 and distance > most}
 
 
 def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, references: References, count: int,
@@ -190,7 +190,7 @@ def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, refere
             path.with_suffix(".new").replace(path)
         return load_file(path)
 
-    def seen(name: str, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    def seen(name: str, make: Callable[[], Tensor]) -> Looked:
         found = kept(name, lambda: dict(zip(("features", "embeddings"), scorer.look(make()), strict=True)))
         return found["features"], found["embeddings"]
 
@@ -211,13 +211,10 @@ def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, refere
         features, embeddings = seen("none-0" if wrong else f"{damage.name}-{damage.strength:g}", damage.pictures)
         row, similarity = note(damage, features, embeddings)
         if before is None:
-            before, clean = similarity, features
+            before, clean = similarity, (features, embeddings)
         rows.append(row | {"similarity_change": bootstrap_interval(similarity - before, seed)})
         if (damage.name, damage.strength) == ("random tokens", FEW):
-            floor, signal = halves(clean, features, seed)
-            change = rows[-1]["similarity_change"]
-            few = {"similarity_change": change, "frechet_floor": (min(floor), max(floor)),
-                   "frechet": (min(signal), max(signal)), "told": change[1] < 0 and min(signal) > max(floor)}
+            few = told(scorer, clean, (features, embeddings), reference, prompts, seed)
     return {"images": count, "seed": seed, "real": real, "rows": rows, "five_percent": few,
             "disorders": disorders(rows)}
 
@@ -239,7 +236,7 @@ def figure(document: dict, path: Path) -> None:
     for panel, (what, title) in zip(panels, titles.items(), strict=True):
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("step of strength (0: none)", fontsize=8)
-        panel.set_xticks(range(5))
+        panel.set_xticks(range(4))
         panel.tick_params(labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
         if what == "frechet":
