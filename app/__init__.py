@@ -33,19 +33,21 @@ __all__ = ["MODEL", "build_demo", "command_line", "launch_options", "load_model"
 
 
 def build_demo(
-    load: Callable[[], Any] | None = None, recordings: Path = record.FOLDER, model: str | Path | None = None
+    load: Callable[[], Any] | None = None, recordings: Path = record.FOLDER, model: str | Path | None = None,
+    mode: str = "eager",
 ) -> gr.Blocks:
     """The page. The model is loaded by the worker's thread, which starts here and does not delay the first paint.
 
     model: the folder or name of the one to start with; that of LANTERNPP_MODEL or the bundled one by default. `load`
-    returns a pipeline in its place. The recorded runs and example prompts are the bundled model's.
+    returns a pipeline in its place. The recorded runs and example prompts are the bundled model's. mode: how all steps
+    run, see lanternpp.modes.
     """
     start = str(model or os.environ.get("LANTERNPP_MODEL") or MODEL)
     choices = choices_for(start, load)
     first = choices[start]
     if zero.entry:  # its process is forked once, with the model that is loaded then
         choices = {start: first}
-    worker = session.Worker(first.load, weights(Path(start)), choices)
+    worker = session.Worker(first.load, weights(Path(start)), choices, mode)
     recorded = record.load_all(recordings) if Path(start).resolve() == MODEL else []
     worker.recorded = {run: output for each in recorded for run, output in each.outputs().items()}
     for each in recorded:

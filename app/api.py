@@ -18,12 +18,12 @@ KINDS = {
     "prompt": {"type": "string"},
     "method": {"type": "string"},
     "order": {"type": "string"},
-    "mode": {"type": "string"},
     "seed": {"type": "integer"},
     "k": {"type": "integer"},
     "top_k": {"type": "integer"},
     "tree": {},
 }
+NAMES = [name for name in KNOBS if name != "mode"]  # that is the host's to choose: compiling holds up all visitors
 drawing = threading.Lock()  # matplotlib's fonts are shared
 DRAWING = 5.0  # seconds that a figure waits for another one
 LANES = 3  # of a race
@@ -170,7 +170,7 @@ def endpoints(worker: Worker, defaults: dict[str, Any]) -> None:
                 yield base.images[0], output.images[0], both, traces
 
     values = {name: knob.default for name, knob in KNOBS.items()} | defaults | {"bound": None}
-    inputs = [Api(values[name], KINDS.get(name, NUMBER), label=name) for name in KNOBS]
+    inputs = [Api(values[name], KINDS.get(name, NUMBER), label=name) for name in NAMES]
     picture, second = (
         gr.Image(format="png", visible=False, label=label) for label in ("picture", "picture of the method")
     )
@@ -218,7 +218,7 @@ def there(made: str | None) -> str:
 def checked(*values: Any) -> Settings:
     """Settings from an API call's arguments; what the schema refuses becomes one sentence for the caller."""
     try:
-        return Settings.checked(**dict(zip(KNOBS, values, strict=True)))
+        return Settings.checked(**dict(zip(NAMES, values, strict=True)))
     except SettingsError as error:
         raise gr.Error(str(error), print_exception=False) from None
 

@@ -14,6 +14,7 @@ from app import params
 from lanternpp.checkpoints import ModelError
 from lanternpp.hub import BUNDLED
 from lanternpp.models import MODELS, ModelSpec
+from lanternpp.modes import MODES
 from lanternpp.settings import Settings
 
 Progress = Callable[[int, int], None]
@@ -149,10 +150,11 @@ def weights(folder: Path) -> str:
     return f", {size / 1e6:.0f} MB" if size else ""
 
 
-def command_line(arguments: list[str]) -> str | None:
-    """The model named by `python app.py --model NAME_OR_FOLDER`."""
+def command_line(arguments: list[str]) -> dict[str, str | None]:
+    """What `python app.py --model NAME_OR_FOLDER --mode MODE` chooses, as build_demo takes it."""
     import argparse
 
     parser = argparse.ArgumentParser(prog="app.py", description="Serve the web app.")
     parser.add_argument("--model", help=f"folder of a model, or one of {shlex.join(MODELS)}")
-    return parser.parse_args(arguments).model
+    parser.add_argument("--mode", choices=list(MODES), default="eager", help="how steps run: %(choices)s")
+    return vars(parser.parse_args(arguments))

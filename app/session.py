@@ -76,8 +76,10 @@ class Worker:
     them; a job that needs another than the loaded one unloads that first.
     """
 
-    def __init__(self, load: Callable[[], Any], size: str = "", models: Mapping[str, Any] | None = None):
+    def __init__(self, load: Callable[[], Any], size: str = "", models: Mapping[str, Any] | None = None,
+                 mode: str = "eager"):
         self.size = size  # of the weights, to be told while they load
+        self.mode = mode  # of every run: the host's choice
         self._load, self.models = load, models or {}
         self.chosen: Bounded = Bounded(VISITORS)  # model by visitor
         self.loaded = ""  # which of the models `pipe` is
@@ -106,6 +108,7 @@ class Worker:
     def submit(self, job: Job, replace: bool = True) -> None:
         """Queue a job; by default it replaces what the same visitor still has waiting or running."""
         job.model = self.chosen.get(job.visitor, "")
+        job.settings = self._in_mode(job.settings)
         with self._lock:
             if sum(not (replace and other.visitor == job.visitor) for other in self._jobs) >= WAITING:
                 raise Busy("Too many runs are waiting already; try again in a minute.")
@@ -115,6 +118,9 @@ class Worker:
             self._served.setdefault(job.visitor, max(self._served.values(), default=0))
             self._jobs.append(job)
             self._lock.notify()
+
+    def _in_mode(self, settings: list[Settings]) -> list[Settings]:
+        return [replace(each, mode=self.mode) if isinstance(each, Settings) else each for each in settings]
 
     def cancel(self, visitor: str) -> None:
         """Stop all that a visitor has running or waiting, within a step."""
@@ -128,6 +134,7 @@ class Worker:
 
     def adopt(self, visitor: str, lanes: list[Settings]) -> bool:
         """Give the visitor's job new settings for all lanes but the first while that is still being decoded."""
+        lanes = self._in_mode(lanes)
         with self._lock:
             mine = [job for job in (self.running, *self._jobs) if job and job.visitor == visitor and not job.pairs]
             for job in mine:
@@ -144,6 +151,7 @@ class Worker:
 
     def baseline(self, visitor: str, settings: Settings) -> Any:
         """The baseline kept from an earlier run of the visitor's model; None where there is none."""
+        [settings] = self._in_mode([settings])
         return self.baselines.get((self.chosen.get(visitor, ""), baseline_key(settings)))
 
     def output(self, run: str) -> Any:

@@ -265,6 +265,15 @@ def test_turns_are_fair_and_the_queue_is_bounded():
     assert one_sentence(str(error.value))
 
 
+def test_all_runs_work_in_the_hosts_mode():
+    worker = Worker(toy_pipeline, mode="compile")
+    asked = job("me")
+    assert asked.settings and all(each.mode == "eager" for each in asked.settings)
+    worker.submit(asked)
+    assert all(each.mode == "compile" for each in asked.settings)
+    assert "mode" not in api.NAMES  # a visitor cannot ask for minutes of compiling
+
+
 def test_a_full_queue_refuses_before_it_ends_the_own_run():
     worker = Worker(toy_pipeline)
     worker.running = mine = job("me")

@@ -66,7 +66,8 @@ def test_the_api_paints_from_a_published_folder(folders, monkeypatch):
 
 
 def test_a_model_named_on_the_command_line(folders):
-    assert catalogue.command_line(["--model", "anole-7b"]) == "anole-7b" and catalogue.command_line([]) is None
+    assert catalogue.command_line(["--model", "anole-7b"]) == {"model": "anole-7b", "mode": "eager"}
+    assert catalogue.command_line(["--mode", "graph"]) == {"model": None, "mode": "graph"}
     demo = build_demo(model=folders["anole"])
     assert list(demo.worker.models)[0] == str(folders["anole"]) and len(demo.worker.models) == len(MODELS) + 2
 
