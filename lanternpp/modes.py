@@ -74,7 +74,7 @@ def compile_networks(step: Step, backend: str = "inductor") -> None:
         return hidden, target.head(hidden)
 
     step._target = compiled(score)
-    if drafter is not None and not any(isinstance(m, Int8Linear) for m in drafter.modules()):
+    if step.drafter_cache is not None and not any(isinstance(m, Int8Linear) for m in drafter.modules()):
         own = _Layers(step.drafter_cache)
 
         def read(tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, bias: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def test_a_stopped_run_goes_on_and_workers_share(pipe, tmp_path, monkeypatch):
         painted(pipe, settings, PROMPTS, SEEDS, tmp_path, batch=2)
     assert run(pipe, settings, PROMPTS, SEEDS, tmp_path, worker=1, workers=2) == [2]
     assert run(pipe, settings, PROMPTS, SEEDS, tmp_path, worker=0, workers=2) == [2, 3]
-    monkeypatch.setattr(evaluate, "Decoder", None)  # nothing is left to decode
+    monkeypatch.setattr(pipe, "lend", None)  # nothing is left to decode
     assert run(pipe, settings, PROMPTS, SEEDS, tmp_path) == [2, 4, 5]
 
 
