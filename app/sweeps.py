@@ -42,7 +42,8 @@ class Desk:
         choice = self.choices.get(name) or self.choices[self.start]
         there = self.worker.pipe if self.worker.loaded == ("" if name == self.start else name) else None
         scored = there.bundle.words is not None if there is not None else choice.styled
-        grid = Grid.checked(choice.about["defaults"], there and self.worker.about or None, scored=scored, **asked)
+        grid = Grid.checked(choice.about["defaults"], there and self.worker.about or None, scored=scored,
+                            **{**asked, "mode": self.worker.mode})  # the host's choice
         return grid, key_of(grid, name)
 
 

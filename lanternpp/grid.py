@@ -46,17 +46,17 @@ class Grid:
     def checked(cls, defaults: Mapping[str, object] | None = None, about: Mapping[str, object] | None = None,
                 limits: Limits = Limits(), scored: bool = True, **raw: object) -> Grid:
         """A grid from lists, or their text with commas, of methods, trees, k, lam, delta, gamma and orders; prompts (a
-        line each), repeats, and the sampling knobs of Settings. What is left out has its DEFAULTS.
+        line each), repeats, and the sampling knobs and mode of Settings. What is left out has its DEFAULTS.
 
         Values of a knob that a method does not read are not looked at and make no points; settings that come to the
         same, such as any λ at k = 0, are one. `scored`: refuse a prompt that the scorer does not know. `defaults` and
         `about` as for Settings.checked. SettingsError, one sentence, for anything else.
         """
-        if unknown := set(raw) - set(DEFAULTS) - set(SAMPLING):
+        if unknown := set(raw) - set(DEFAULTS) - set(SAMPLING) - {"mode"}:
             name = sorted(map(str, unknown))[0]
             raise SettingsError(name, f"A sweep has no {name[:40]!r}: use {', '.join((*DEFAULTS, *SAMPLING))}.")
         given = {**DEFAULTS, **raw}
-        common = {n: raw[n] for n in SAMPLING if n in raw}
+        common = {n: raw[n] for n in (*SAMPLING, "mode") if n in raw}
         methods = dict.fromkeys(_listed("methods", given["methods"]))
         trees, found = _trees(given["trees"]), {}
 

@@ -43,7 +43,7 @@ def add_parsers(commands: argparse._SubParsersAction) -> None:
     swept.add_argument("--repeats", default=None, help="pictures of each prompt, with the next seeds")
     swept.add_argument("--out", type=Path, default=Path("sweep"),
                        help="folder of sweep.csv, .json and .png; a run that was stopped goes on from it")
-    add_knobs(swept, ("seed", "cfg_scale", "temperature", "top_k", "top_p"))
+    add_knobs(swept, ("seed", "cfg_scale", "temperature", "top_k", "top_p", "mode"))
     swept.set_defaults(call=run_sweep)
 
 
@@ -148,7 +148,8 @@ def run_sweep(args: argparse.Namespace) -> int:
     from . import grid as grids
     from .sweep import Log, Sweep, figure, render
 
-    given = {n: v for n in (*grids.DEFAULTS, *grids.SAMPLING) if n != "prompts" and (v := getattr(args, n)) is not None}
+    names = (n for n in (*grids.DEFAULTS, *grids.SAMPLING, "mode") if n != "prompts")
+    given = {n: v for n in names if (v := getattr(args, n)) is not None}
     if args.prompts:
         given["prompts"] = args.prompts.read_text()
     if args.prompt:

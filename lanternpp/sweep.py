@@ -72,7 +72,8 @@ class Sweep:
         """Measure what is missing; yields after each run. Closing the generator keeps every complete round."""
         known = pipe.bundle.words is not None and all(parts(prompt)[0] for prompt in self.grid.prompts)
         scorer = Scorer.load() if known else None
-        self.about, spent, ran, began = pipe.describe(), 0.0, 0.0, time.perf_counter()
+        self.about = {**pipe.describe(), "mode": self.grid.points[0].mode}
+        spent, ran, began = 0.0, 0.0, time.perf_counter()
         for number, block in enumerate(self.grid.blocks):
             missing = [i for i in range(len(self.grid.pictures)) if (number, i) not in self.rounds]
             together = [self.grid.round(number, i) for i in missing]
