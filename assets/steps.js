@@ -86,7 +86,7 @@ Lantern.stepStrip = (figure, look, go, toggle) => {
     if (key !== of) { of = key; hover = cursor = 0; tip.hidden = true; }
     if (shows === drawn) return;
     drawn = shows;
-    const height = `${Math.ceil(rows * tall) + 1}px`;
+    const height = `${Math.max(80, Math.ceil(rows * tall)) + 1}px`;   // small grids too, so that nothing jumps when a model is known
     if (canvas.style.height !== height) canvas.style.height = height;
     canvas.setAttribute('aria-label', lane ? `Steps of ${lane.name}` : 'Steps');
     redraw();

@@ -24,7 +24,7 @@ from lanternpp.pipeline import LanternPipeline, run
 from lanternpp.settings import KNOBS, Settings
 from lanternpp.trace import StepEvent, Trace
 
-NAMES = list(KNOBS)
+NAMES = api.NAMES
 PAGE = ("red apple", "3D", "lanternpp", params.CUSTOM, "3, 2", 10, 2.0, 0.1, 0.8, "strict-first", 7, 2.0, 1.0, 0, 1.0,
         False, params.NOTHING)
 
@@ -662,7 +662,7 @@ def test_the_page_can_ask_for_traces_and_figures_only_of_kept_runs(outputs, monk
     assert figure(ids) is None  # a figure would take time from the run
     worker.running = None
     monkeypatch.setattr(api, "DRAWING", 0.01)
-    with api._drawing:
+    with api.drawing:
         assert figure(ids) is None
     assert atlas("") is None
     png = base64.b64decode(figure(ids).split(",", 1)[1])

@@ -103,7 +103,7 @@ def test_three_lanes_from_a_link(visit, site):  # noqa: F811
     assert text(page, "picked").startswith(f"Exact tree, step 3 of {exact.steps}")
     link = page.locator('#stage [data-part="inspect"]')
     query = parse_qs(urlsplit(link.get_attribute("href")).query)
-    assert (query["view"], query["run"], query["step"]) == (["Step inspector"], [exact.run_id], ["3"])
+    assert (query["tab"], query["run"], query["step"]) == (["step-inspector"], [exact.run_id], ["3"])
     link.click()
     page.wait_for_selector(INSPECTOR)
     page.wait_for_function(
