@@ -10,7 +10,8 @@ import gradio as gr
 from gradio.components.api_component import Api
 
 from app import gif, plots, report, stage
-from app.session import Busy, Job, Worker, events
+from app.jobs import Busy, Job
+from app.session import Worker, events
 from lanternpp.settings import KNOBS, Settings, SettingsError
 
 NUMBER = {"type": "number"}

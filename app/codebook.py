@@ -16,8 +16,9 @@ from gradio.components.api_component import Api
 
 from app import html
 from app.api import find
+from app.jobs import Bounded
 from app.record import Recorded
-from app.session import Bounded, Worker
+from app.session import Worker
 from app.stage import data_url, describe
 from lanternpp import codebook, vq
 from lanternpp.hub import ModelError, load_tokenizer

@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from app import html, record, stage
-from app.session import Busy, Job, Worker, events
+from app.jobs import Busy, Job
+from app.session import Worker, events
 from lanternpp.tree import Tree
 
 PAINTS = 4  # values a second that a browser is sent at most

@@ -8,7 +8,8 @@ import gradio as gr
 
 from app import html, params, stage
 from app.catalogue import Choice
-from app.session import Busy, Job, Worker, events, held
+from app.jobs import Busy, Job
+from app.session import Worker, events, held
 from lanternpp.checkpoints import ModelError
 from lanternpp.settings import KNOBS
 

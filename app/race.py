@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app import params, stage
-from app.session import Busy, Job, Worker, events
+from app.jobs import Busy, Job
+from app.session import Worker, events
 from lanternpp.settings import Settings, SettingsError
 
 PAINTS = 12  # values a second that a browser is sent at most

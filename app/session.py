@@ -1,18 +1,18 @@
 """The worker: one thread that owns the model. Handlers hand it jobs and read what happens from the job's queue."""
 
-import contextvars
 import gc
 import itertools
 import logging
 import queue
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from app import zero
+from app.jobs import Bounded, Busy, Job, Stoppable, Stopped, follow, numbers, one_line, until_cancelled
 from app.params import baseline_key
 from app.stage import data_url
 from lanternpp.checkpoints import ModelError, size
@@ -26,47 +26,6 @@ KEPT_EVENTS = 12_000  # of all finished runs together: those of a wide tree hold
 KEPT_BASELINES = 32
 KEPT_DETAILS = 12  # of finished runs; those of a wide tree hold some 10 MB each
 VISITORS = 4096  # whose chosen models are remembered
-_numbers = itertools.count(1)
-
-
-class Busy(RuntimeError):
-    """Too many jobs wait already."""
-
-
-@dataclass(eq=False)
-class Job:
-    """One visitor's request: settings decoded one after the other, each alone, `pairs` measured pairs of them, or a
-    `sweep`. Without any of them it only loads the visitor's model.
-    """
-
-    visitor: str
-    settings: list[Settings]
-    pairs: int = 0
-    keep: bool = False  # take the baseline from an earlier run
-    inspect: str = ""  # decode this finished run once more and keep what its verdicts compared
-    sweep: Any = None  # what measures a grid: given a pipeline, yields after each run
-    number: int = field(default_factory=_numbers.__next__)
-    events: queue.Queue = field(default_factory=queue.Queue)
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    replaced: bool = False  # by the same visitor's next job
-    lane: int = -1  # the one being decoded
-    context: contextvars.Context = field(default_factory=contextvars.copy_context)  # ZeroGPU asks it who the visitor is
-    model: str = ""  # the visitor's; "" is the one that the app starts with
-    stream: Any = None  # of a sweep that has begun, with the pipeline that it is given
-
-
-class Bounded(OrderedDict):
-    """A dict that forgets what was not used for longest, above a size or a total weight; the newest always stays."""
-
-    def __init__(self, size: int, most: float = 0, weigh: Callable[[Any], float] = lambda value: 0):
-        super().__init__()
-        self.size, self.most, self.weigh = size, most, weigh
-
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        while len(self) > self.size or (len(self) > 1 and sum(map(self.weigh, self.values())) > self.most):
-            self.popitem(last=False)
 
 
 class Worker:
@@ -333,7 +292,7 @@ class Worker:
                 job.events.put(("progress", step))
                 with self._lock:
                     if self._jobs and not job.cancelled.is_set():
-                        job.number = self._served[job.visitor] = next(_numbers)
+                        job.number = self._served[job.visitor] = next(numbers)
                         self._jobs.append(job)
                         return
         finally:
@@ -368,59 +327,6 @@ def held(pipe: Any) -> int:
     return sum(size(part, next(part.parameters()).dtype) for part in parts if part is not None)
 
 
-def follow(job: Job, stream: Iterator[Any], *kind: Any) -> Any:
-    """Put all that a stream yields into the job's queue as events of a kind; returns the stream's value."""
-    while True:
-        try:
-            job.events.put((*kind, next(stream)))
-        except StopIteration as end:
-            return end.value
-
-
-class Stopped(Exception):
-    """The job was cancelled while it ran."""
-
-
-@dataclass
-class Stoppable:
-    """A pipeline whose runs end within a step after their job was cancelled."""
-
-    pipe: Any
-    job: Job
-
-    @property
-    def bundle(self) -> Any:
-        """The pipeline's own."""
-        return self.pipe.bundle
-
-    def describe(self) -> dict[str, Any]:
-        """The pipeline's own."""
-        return self.pipe.describe()
-
-    def decode_pixels(self, tokens: list[int]) -> Any:
-        """The pipeline's own."""
-        return self.job.context.run(self.pipe.decode_pixels, tokens)
-
-    def stream(self, settings: Settings) -> Iterator[Any]:
-        """The pipeline's stream; raises Stopped between two steps."""
-        return until_cancelled(self.job, self.pipe.stream(settings))
-
-
-def until_cancelled(job: Job, stream: Iterator[Any]) -> Iterator[Any]:
-    """A stream that raises Stopped between two steps once its job was cancelled."""
-    try:
-        while True:
-            if job.cancelled.is_set():
-                raise Stopped
-            try:
-                event = job.context.run(next, stream)
-            except StopIteration as end:
-                return end.value
-            yield event
-    finally:
-        stream.close()
-
-
 def events(worker: Worker, job: Job, tick: float = 0.5) -> Iterator[tuple]:
     """What happens in a job, ("tick",) where nothing did for a while; the job ends when its reader does."""
     try:
@@ -434,9 +340,3 @@ def events(worker: Worker, job: Job, tick: float = 0.5) -> Iterator[tuple]:
             yield event
     finally:
         worker.drop(job)
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as one sentence for a visitor."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return text if text.endswith((".", "!", "?")) else text + "."

@@ -11,7 +11,8 @@ import gradio as gr
 from gradio.components.api_component import Api
 
 from app import api, html, params, views, widgets
-from app.session import Busy, Worker, events
+from app.jobs import Busy
+from app.session import Worker, events
 from app.sweeps import Desk, begin, fault, hardware, measure, recorded, rounded, shown
 from lanternpp.grid import DEFAULTS, SAMPLING
 from lanternpp.presets import offered

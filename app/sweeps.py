@@ -14,7 +14,8 @@ from typing import Any
 
 from app import params, race, stage
 from app.catalogue import Choice
-from app.session import Bounded, Busy, Job, Worker, events
+from app.jobs import Bounded, Busy, Job
+from app.session import Worker, events
 from lanternpp import frontier
 from lanternpp.grid import Grid
 from lanternpp.settings import METHODS, Settings, SettingsError

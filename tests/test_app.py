@@ -19,7 +19,8 @@ from PIL import Image
 from serving import serve, toy_pipeline
 
 from app import api, model_facts, params, plots, race, record, stage
-from app.session import WAITING, Bounded, Busy, Job, Worker, events
+from app.jobs import Bounded, Busy, Job
+from app.session import WAITING, Worker, events
 from lanternpp.pipeline import LanternPipeline, run
 from lanternpp.settings import KNOBS, Settings
 from lanternpp.trace import StepEvent, Trace

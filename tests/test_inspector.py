@@ -8,7 +8,8 @@ from gradio_client.exceptions import AppError
 from serving import serve, toy_pipeline
 
 from app import inspector
-from app.session import Job, events
+from app.jobs import Job
+from app.session import events
 
 KNOBS = {"prompt": "fox", "method": "lanternpp", "tree": "2,2", "seed": 4, "k": 8}
 

@@ -12,7 +12,8 @@ from PIL import Image
 from serving import serve, toy_pipeline
 
 from app import build_demo, catalogue, params, picker, race, stage
-from app.session import Job, Worker, events
+from app.jobs import Job
+from app.session import Worker, events
 from lanternpp import published
 from lanternpp.models import MODELS
 from lanternpp.pipeline import LanternPipeline

@@ -15,7 +15,8 @@ from test_lab_views import in_browser
 from test_sweep import MANY, same
 
 from app import catalogue, sweep, sweeps
-from app.session import Job, Worker, events
+from app.jobs import Job
+from app.session import Worker, events
 from lanternpp import frontier
 from lanternpp.__main__ import main
 from lanternpp.settings import Settings

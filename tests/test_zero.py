@@ -10,7 +10,8 @@ import pytest
 from serving import toy_pipeline
 
 from app import zero
-from app.session import Job, Worker, events
+from app.jobs import Job
+from app.session import Worker, events
 from lanternpp.settings import Settings
 
 who = contextvars.ContextVar("who", default="nobody")
