@@ -22,7 +22,7 @@ from ..hub import BUNDLED
 from ..pipeline import LanternPipeline, run
 from ..sampling import Sampling, distribution, guide
 from . import data
-from .drafter import draft_inputs, teacher_forced
+from .drafter import teacher_forced
 from .prior import caption_ids
 from .vq import as_images, psnr
 
@@ -83,13 +83,13 @@ def target_and_drafter(pipe: LanternPipeline, images: Tensor, texts: list[str], 
         found["plain"].append(logits[0].softmax(-1))
         found["guided"].append(p)
         states = hidden.flatten(0, 1)
-        predicted = drafter(draft_inputs(codes[:, :-1], prefix).repeat(2, 1), states[:, :-1],
+        predicted = drafter(F.pad(codes[:, :-1], (prefix - 1, 0)).repeat(2, 1), states[:, :-1],
                             torch.arange(1, states.shape[1]))[:, prefix - 1:]
         q = distribution(guide(target.head(predicted), scale, len(some)), sampling)
         found["shared"].append(torch.minimum(p[:, 1:], q).sum(-1))
         found["agree"].append((p[:, 1:].argmax(-1) == q.argmax(-1)).float())
     joined = {name: torch.cat(parts) for name, parts in found.items()}
-    rows = F.pad(joined["agree"], (1, 0), value=float("nan")).view(len(texts), 16, 16)
+    rows = F.pad(joined["agree"], (1, 0), value=float("nan")).unflatten(1, (target.config.grid, -1))
     loss = joined["loss"]
     return {"loss": {"all": round(float(loss.mean()), 3), "figure": round(float(loss[figure].mean()), 3)},
             "cfg 1": ambiguity(joined["plain"], figure), f"cfg {scale:g}": ambiguity(joined["guided"], figure),
