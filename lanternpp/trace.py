@@ -155,10 +155,10 @@ def verdict_letters(parents: tuple[int, ...], ranks: tuple[int, ...], path: list
         i, parent = node - 1, parents[node]
         if not room[i]:
             letters.append("z")
+        elif node in taken:  # before what follows: the target may draw a coupled draft to which q gave nothing
+            letters.append("a" if strict[i] else "x")
         elif not exists[i]:
             letters.append("-")
-        elif node in taken:
-            letters.append("a" if strict[i] else "x")
         elif parent not in on_path:
             letters.append("n")
         else:

@@ -265,3 +265,15 @@ def test_the_step_reads_only_its_past():
         hidden = model(x, torch.arange(x.shape[1]))[:, -1:]
         place = torch.tensor([[1 + len(path)]])
         assert torch.allclose(step._distribution(model.head(hidden), place)[0, 0], p[node], atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "coupled-relaxed"])
+def test_a_coupled_draft_without_probability_is_told_as_what_it_became(rule):
+    """Where top-k leaves q fewer codes than a node has children, the target may still draw one of the others."""
+    codebook = torch.randn(SHAPE.codes, 4, generator=torch.Generator().manual_seed(0))
+    tree, nearest = Tree.from_branching([30, 1]), nearest_codes(codebook, 20)
+    step = toy_step(tree, Relaxation(rule, 20, 5.0), Sampling(2.0, 1.0, 6), neighbours=nearest)
+    events = [event for seed in range(6) for event in Decoder(step).generate(WORDS, seed)]
+    letters = [event.verdicts[node - 1] for event in events for node in event.path]
+    assert letters and set(letters) <= set("ax")
+    assert any(event.q[node - 1] == 0 for event in events for node in event.path)  # so it did happen
