@@ -203,7 +203,8 @@ def floor_quantile(method: Seen, ar: Seen, again: Seen, seed: int = 0, share: fl
     for _ in range(draws):
         swap = torch.from_numpy(rng.random(len(ar.features)) < 0.5).unsqueeze(1)
         distances.append(quality.frechet(torch.where(swap, method.features, ar.features), again.features))
-    return float(np.quantile(distances, share))
+    # Numpy's default would be passed by one such method in 29 instead of one in 40 at 100 draws.
+    return float(np.quantile(distances, share, method="weibull"))
 
 
 def report(pipe: LanternPipeline, methods: Sequence[Settings], prompts: Sequence[str], seeds: Sequence[int],
