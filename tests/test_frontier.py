@@ -52,3 +52,16 @@ def test_files(tmp_path):
     assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(KeyError):
         frontier.figure([{"label": "no numbers", "method": "exact", "pareto": False}], ar, ar, tmp_path / "g.png")
+
+
+def test_what_plain_ar_beats_is_not_on_the_front(tmp_path, monkeypatch):
+    pipe = LanternPipeline(toy.bundle())
+    points = [pipe.check(prompt="x", method=m, tree="2") for m in ("exact", "coupled")]
+    scores = {p.label: {"top1_interval": [0, 0], "frechet_real": 3.1} for p in points}
+    fast = {p.label: {"median": m, "low": m, "high": m, "pairs": 1, "device": "d"}
+            for p, m in zip(points, (0.9, 0.8), strict=True)}
+    monkeypatch.setattr(frontier, "read_speeds", lambda *_: fast)
+    for ar, front in ((3.0, [False, False]), (3.2, [True, False])):
+        monkeypatch.setattr(frontier.evaluate, "report", lambda *_, ar=ar: scores | {"ar": {"frechet_real": ar}})
+        rows, _ = frontier.table(pipe, points, ["x"], [1], tmp_path, 1)
+        assert [r["pareto"] for r in rows] == front
