@@ -40,7 +40,8 @@ def guide(logits: Tensor, scale: float, pictures: int = 1) -> Tensor:
 def distribution(logits: Tensor, sampling: Sampling, banned: Tensor | None = None) -> Tensor:
     """Guided float32 logits (…, V) to probabilities (…, V): temperature, then top-k, then top-p.
 
-    banned (V,) bool marks codes that never occur. Greedy decoding reads the untruncated softmax at temperature 1.
+    banned (V,) bool marks codes that never occur; the logits themselves must be finite. Greedy decoding reads the
+    untruncated softmax at temperature 1.
     """
     if banned is not None:
         logits = logits.masked_fill(banned, float("-inf"))
