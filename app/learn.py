@@ -176,11 +176,14 @@ def inner(found: Material, saved: StepEvent, node: int) -> dict[str, Any]:
     pooled = whatif(found.detail, event, node, found.relaxation, found.tree.depths[node])[2]
     threshold = number(min(1.0, saved.mass[node - 1] / saved.q[node - 1]))
     passed = saved.verdicts[node - 1] == "x"
+    # One that pooling would have saved is rejected, too, where a later sibling passed the strict rule.
+    uniform = float(found.detail.uniform[event, node - 1])
+    missed = not passed and uniform * saved.q[node - 1] > saved.mass[node - 1]
     return {
-        "u": number(float(found.detail.uniform[event, node - 1])),
+        "u": number(uniform),
         "pooled": min(pooled, found.run.header["codes"] - 1),
         "pooled_at": threshold if passed else None,
-        "missed_at": None if passed else threshold,
+        "missed_at": threshold if missed else None,
         "top1": f"{float(np.median(found.detail.top1)):.2f}",
     }
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from string import Formatter
 from types import SimpleNamespace
 
@@ -81,6 +82,21 @@ def test_a_sentence_whose_number_is_unknown_is_left_out(worker):
     assert bare["u"] is None and bare["exact_passes"] is None and bare["q"] is not None
     text = learn.told(WORDS["lessons"][4]["text"], bare)
     assert "*u* =" not in text and "*k* is how many" in text
+
+
+def test_a_draft_that_pooling_would_have_saved_is_not_told_to_have_failed(worker):
+    found = learn.material(worker)
+    event, node = next(at for at in learn.tested(found.run) if at[0].verdicts[at[1] - 1] in "xr")
+    index, told = found.run.events.index(event), list(event.verdicts)
+    told[node - 1] = "r"  # as where a later sibling passes the strict rule
+    event = replace(event, verdicts="".join(told))
+    events = [event if i == index else each for i, each in enumerate(found.run.events)]
+    uniform = found.detail.uniform.copy()
+    for share, missed in ((0.99, False), (1.01, True)):
+        uniform[index, node - 1] = share * event.mass[node - 1] / event.q[node - 1]
+        run = replace(found.run, events=events)
+        known = learn.inner(replace(found, run=run, detail=replace(found.detail, uniform=uniform)), event, node)
+        assert known["pooled_at"] is None and (known["missed_at"] is not None) == missed
 
 
 def test_no_run_no_tour():
