@@ -160,6 +160,16 @@ def test_speed_is_paired_with_the_rounds_own_baseline(pipe):
     assert both._left(0) == 0
 
 
+def test_few_pictures_without_a_change_prove_little(pipe):
+    pair = Sweep(grid(methods="exact", prompts=PROMPTS))
+    run = {"tokens": 16, "steps": 15, "accepted_length": 1.0, "step_compression": 1.0, "relaxed_only": 0,
+           "total_seconds": 1.0, "similarity": 0.5, "rank": 0}
+    for i in range(2):
+        pair.rounds[0, i] = [dict(run), dict(run)]
+    [_, row] = pair.rows()
+    assert row["top1_change"] == 0 and row["top1_low"] < -0.2 < 0.2 < row["top1_high"]
+
+
 def test_the_command_line_goes_on_and_its_csv_equals_a_sweeps(measured, toy_folder, tmp_path, capsys, monkeypatch):
     options = [f"--{k}={v}" for k, v in MANY.items() if k != "prompts"]
     call = ["sweep", *options, "--prompt", "red apple", "--model", str(toy_folder), "--out", str(tmp_path)]
