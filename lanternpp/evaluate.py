@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from . import quality
+from .hub import fingerprint
 from .pipeline import LanternPipeline
 from .published_scorer import PublishedScorer
 from .scorer import BUNDLED, NAMES, Scorer, parts, prompt
@@ -51,10 +52,9 @@ def default_prompts(count: int, seed: int) -> list[str]:
 
 def mark(pipe: LanternPipeline, settings: Settings, prompts: Sequence[str], seeds: Sequence[int]) -> str:
     """A name for what these would paint: other weights, knobs, prompts or seeds have another."""
-    head = pipe.bundle.target.head.weight.float()
-    weights = [head.sum().item(), head.square().sum().item(), str(pipe.bundle.target.dtype)]
     knobs = replace(settings, prompt="", seed=0).to_dict()
-    return hashlib.sha256(json.dumps([weights, knobs, list(prompts), list(seeds)]).encode()).hexdigest()[:16]
+    facts = [fingerprint(pipe.bundle.target), knobs, list(prompts), list(seeds)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def paint(pipe: LanternPipeline, settings: Settings, prompts: Sequence[str], seeds: Sequence[int], folder: Path,

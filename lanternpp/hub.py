@@ -192,3 +192,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     with torch.device("meta"):
         tokenizer = Tokenizer(shape)
     return fill_own(tokenizer, folder, "tokenizer")
+
+
+def fingerprint(target: Transformer) -> str:
+    """A short text that other weights or another dtype change, and another number of threads does not."""
+    parts = [target.head.weight, target.norm.weight]
+    sums = [f"{total.item():.9g}" for part in parts for total in (part.double().sum(), part.double().square().sum())]
+    return " ".join([*sums, str(target.dtype)])

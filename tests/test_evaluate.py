@@ -50,6 +50,20 @@ def test_a_stopped_run_goes_on_and_workers_share(pipe, tmp_path, monkeypatch):
     assert run(pipe, settings, PROMPTS, SEEDS, tmp_path) == [2, 4, 5]
 
 
+def test_the_name_does_not_depend_on_threads(pipe):
+    names, before = set(), torch.get_num_threads()
+    torch.manual_seed(0)
+    kept, pipe.bundle.target.head.weight.data = pipe.bundle.target.head.weight.data, torch.randn(4096, 320)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            names.add(evaluate.mark(pipe, pipe.check(prompt="x"), PROMPTS, SEEDS))
+    finally:
+        torch.set_num_threads(before)
+        pipe.bundle.target.head.weight.data = kept
+    assert len(names) == 1
+
+
 def test_what_is_painted_is_named_by_all_that_matters(pipe):
     base = pipe.check(prompt="x", method="lanternpp", tree="3,2", k=5, bound=2.0)
     names = {evaluate.mark(pipe, s, p, i) for s, p, i in [

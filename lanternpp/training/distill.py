@@ -86,7 +86,7 @@ def sample(pipe: LanternPipeline, prompts: Sequence[str], sampling: Sampling, fo
 
 def _mark(pipe: LanternPipeline, prompts: Sequence[str], sampling: Sampling, seed: int) -> str:
     """Samples of another target or of other prompts are not these: the name tells."""
-    weights = [pipe.bundle.target.head.weight.float().sum().item(), pipe.bundle.target.norm.weight.float().sum().item()]
+    weights = hub.fingerprint(pipe.bundle.target)
     return hashlib.sha256(repr([weights, sampling, seed, list(prompts)]).encode()).hexdigest()[:8]
 
 

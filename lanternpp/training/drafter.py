@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..drafter import Drafter, DrafterConfig
+from ..hub import fingerprint
 from ..pipeline import best_dtype
 from ..sampling import Sampling, distribution
 from ..transformer import Transformer, prefix_mask
@@ -135,8 +136,7 @@ def collect(target: Transformer, encode, prompts: list[str], sampling: Sampling,
     """Sample a picture for each prompt, in resumable parts kept in `folder`; codes (n, L), hidden (2, n, P+L−1, d)."""
     folder.mkdir(parents=True, exist_ok=True)
     # Samples of another target or of other prompts are not these: the name tells.
-    weights = [target.head.weight.float().sum().item(), target.norm.weight.float().sum().item()]
-    mark = hashlib.sha256(repr([weights, sampling, seed, prompts]).encode()).hexdigest()[:8]
+    mark = hashlib.sha256(repr([fingerprint(target), sampling, seed, prompts]).encode()).hexdigest()[:8]
     parts = []
     for first in range(0, len(prompts), batch):
         path = folder / f"samples-{mark}-{first:06d}.safetensors"
