@@ -56,12 +56,14 @@ def race_view(
         """The stage's values as they come; the seed that was used is written back once, and Stop is live meanwhile."""
 
         def run(request: gr.Request, *values) -> Iterator[tuple]:
-            begun = False
+            begun, value = False, None
             for value, settings in action(worker, visitor(request), values):
                 busy = value.get("state") in ("running", "loading") or bool(value.get("measuring"))
                 written = settings.seed if busy and not begun else gr.skip()
                 yield value, written, gr.Button(interactive=busy) if busy != begun else gr.skip()
                 begun = busy
+            if value is None:  # a call that yields nothing would empty the outputs
+                yield gr.skip(), gr.skip(), gr.skip()
 
         return run
 

@@ -39,7 +39,8 @@ def rail(opening: dict[str, Any], codes: int | None) -> tuple[dict[str, gr.Compo
     knobs["same"] = gr.Checkbox(
         opening["same"],
         label="Same picture as AR",
-        info="Drafts are judged by AR's own draws (coupled): at equal seed its very picture, only sooner.",
+        info="Drafts are judged by AR's own draws. With the exact tree it is AR's very picture; pooling departs "
+        "from it only where a near-equal code is swapped in, and from there on.",
         elem_id="knob-same",
     )
     against = [("Nothing", params.NOTHING), *((words, name) for name, words in params.METHODS.items())]

@@ -227,7 +227,7 @@ Lantern.inspector = (element, props, watch, ask, server) => {
       context.imageSmoothingQuality = 'high';
       if (verdict !== 'z') Lantern.nodePatch(context, run, cur, n, 0, 0, 48);
       cell.append(patch);
-      const threshold = now.q[i] > 0 ? Math.min(1, now.m[i] / now.q[i]) : null, u = now.u && 'axr'.includes(verdict) ? now.u[i] : null;
+      const threshold = now.q[i] > 0 && !/^coupled/.test(run.method) ? Math.min(1, now.m[i] / now.q[i]) : null, u = now.u && 'axr'.includes(verdict) ? now.u[i] : null;
       row.append(cell, Lantern.make('td', '', n), ...[now.q[i], now.r[i], now.m[i], threshold, u].map(value => Lantern.make('td', 'num', number(value))));
       const words = Lantern.make('td', 'verdict');
       words.innerHTML = Lantern.verdictIcon(verdict);

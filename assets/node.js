@@ -47,6 +47,11 @@ Lantern.nodeCard = (element, server) => {
     body();
   };
 
+  const COUPLED = {                                                // judged by the draw that AR makes there, not by ratios
+    a: () => 'It is the code that the target’s own draw chose.',
+    x: () => 'The target’s own draw chose a near-equal code: this one is swapped in.',
+    r: () => 'The target’s own draw chose another code.',
+  };
   const WHY = {
     a: () => 'It passes the strict rule.',
     x: () => 'The strict rule would have refused it.',
@@ -62,7 +67,7 @@ Lantern.nodeCard = (element, server) => {
     const word = Lantern.make('span', '', Lantern.verdicts[verdict][0]);
     word.style.color = `var(${Lantern.verdicts[verdict][1]})`;
     part('verdict').append(word);
-    part('why').textContent = WHY[verdict]();
+    part('why').textContent = ((/^coupled/.test(run.method) && COUPLED[verdict]) || WHY[verdict])();
     const taken = run.children[run.parents[node]].indexOf(node);
     const rows = [['q', 'drafter, without earlier siblings', now.q[i]], ['p', 'target', now.p && now.p[i]],
       ['r', taken ? `target, less what ${taken} earlier sibling${taken > 1 ? 's' : ''} took` : 'target, nothing taken yet', now.r[i]],

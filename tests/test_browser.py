@@ -352,10 +352,15 @@ def test_nothing_jumps_while_a_run_comes_and_goes(visit, slow_site):
     page.click("#generate")
     wait_state(page, "running")
     places.append(page.evaluate(where))
+    seed = page.input_value("#knob-seed input")
+    page.fill("#knob-k input[type=number]", "7")  # the run that goes on takes it up, and nothing new is yielded
+    page.locator("#knob-k input[type=number]").blur()
+    page.wait_for_timeout(1500)  # the page lets a knob settle first
     pipe.pause = 0
     wait_state(page, "done")
     places.append(page.evaluate(where))
     assert places[0] == places[1] == places[2]
+    assert page.input_value("#knob-seed input") == seed != "" and page.inner_text("#stop") == "Stop"
 
 
 @pytest.mark.parametrize("how", ["query", "system"])
