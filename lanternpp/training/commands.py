@@ -56,7 +56,7 @@ def _encoder(bundle: hub.Bundle) -> prior.Encode:
 
     @torch.no_grad()
     def encode(images: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=best_dtype(torch.device("cpu")) == torch.bfloat16):
+        with loop.autocast(images.device):
             return bundle.tokenizer.encode(images)
 
     return encode

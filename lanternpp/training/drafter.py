@@ -189,7 +189,7 @@ def train(target: Transformer, batches: Callable[[int], Shown], held: Shown, sam
 
     def score(shown, own=None, places=None):
         shown = shown._replace(hidden=shown.hidden.to(torch.bfloat16 if fast else torch.float32))
-        with torch.autocast(target.device.type, torch.bfloat16, enabled=fast):
+        with loop.autocast(target.device):
             return batch_loss(drafter, target, shown, sampling, own, weight, places)
 
     def keep() -> None:

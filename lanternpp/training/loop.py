@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..pipeline import best_dtype
+
 
 class Muon(torch.optim.Optimizer):
     """Momentum made orthogonal (Muon; Jordan et al. 2024), steps sized as AdamW's (arXiv 2502.16982, section 2.2).
@@ -90,6 +92,11 @@ class Clock:
         """Learning-rate factor: linear warm-up in steps, flat, linear decay to 2 % over the last share `decay`."""
         left = max(0.0, 1 - self.spent / self.minutes)
         return min(1.0, (step + 1) / warmup) * (max(0.02, left / decay) if decay > 0 and left < decay else 1.0)
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """Networks in bfloat16 where the device multiplies it fast, else as they are."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=best_dtype(device) == torch.bfloat16)
 
 
 def stop_cleanly() -> None:

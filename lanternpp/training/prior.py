@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..hub import ModelError
-from ..pipeline import best_dtype
 from ..transformer import Transformer, TransformerConfig
 from . import data, loop
 
@@ -105,18 +104,13 @@ def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     return grown
 
 
-def autocast():
-    """bfloat16 where this machine multiplies it fast."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=best_dtype(torch.device("cpu")) == torch.bfloat16)
-
-
 @torch.no_grad()
 def held_out_loss(model: Transformer, pool: CodePool, words, batches: int = 4) -> float:
     pool.rng = np.random.default_rng(1)
     total = 0.0
     for _ in range(batches):
         captions, codes = pool.batch(16, words)
-        with autocast():
+        with loop.autocast(codes.device):
             logits = logits_of(model, caption_ids(words, captions, model.config.prefix), codes)
         total += F.cross_entropy(logits.float().flatten(0, 1), codes.flatten()).item()
     return total / batches
@@ -165,7 +159,7 @@ def train(encode: Encode, words, pictures: data.Pictures, out: Path, minutes: fl
         while not clock.done:
             captions, codes = pool.batch(batch, words)
             drop = torch.rand(batch) < 0.1
-            with autocast():
+            with loop.autocast(codes.device):
                 logits = logits_of(model, caption_ids(words, captions, config.prefix), codes, drop,
                                    hidden_tokens(batch, config.image_tokens - 1))
             each = F.cross_entropy(logits.float().flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
