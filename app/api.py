@@ -1,6 +1,5 @@
 """Named endpoints for programs, and what the page's components may ask the server for."""
 
-import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -52,7 +51,7 @@ def server_functions(worker: Worker, *names: str) -> list[Callable]:
     def race_gif(chosen: Any) -> str | None:
         """The race of one to three finished runs, as the data URL of a GIF; nothing where and while `figure` has none.
         """
-        return drawn(worker, chosen, LANES, lambda outputs: as_url(gif.race_gif(outputs), "image/gif"))
+        return drawn(worker, chosen, LANES, lambda outputs: stage.as_url(gif.race_gif(outputs), "image/gif"))
 
     def page(chosen: Any) -> str | None:
         """One to three finished runs on one page of HTML; nothing where and while `figure` has none."""
@@ -81,11 +80,6 @@ def drawn(worker: Worker, chosen: Any, most: int, draw: Callable[[list], str]) -
 def measured(worker: Worker) -> Callable[[Any], dict | None]:
     """What is known of a run's speedup over several pairs."""
     return lambda trace: worker.measured.get((trace.header["model"], stage.key(trace.header)))
-
-
-def as_url(content: bytes, kind: str) -> str:
-    """A file as a data URL."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def find(worker: Worker, run: Any) -> Any:

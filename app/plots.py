@@ -1,6 +1,5 @@
 """Figures from traces, for papers and slides. matplotlib's Figure without pyplot has no state that threads share."""
 
-import base64
 import io
 from typing import Any
 
@@ -97,4 +96,4 @@ def data_url(figure: Figure) -> str:
     """A figure as the data URL of a PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return stage.as_url(buffer.getvalue())

@@ -79,7 +79,7 @@ class Worker:
             self._lock.notify()
 
     def _in_mode(self, settings: list[Settings]) -> list[Settings]:
-        return [replace(each, mode=self.mode) if isinstance(each, Settings) else each for each in settings]
+        return [replace(each, mode=self.mode) for each in settings]
 
     def cancel(self, visitor: str) -> None:
         """Stop all that a visitor has running or waiting, within a step."""

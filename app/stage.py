@@ -198,7 +198,12 @@ def data_url(image: Image.Image, fast: bool = False) -> str:
     """A picture as a lossless data URL: no file is written for it. Fast: a sixth larger, in a twentieth of the time."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", **({"compress_level": 1} if fast else {"optimize": True}))
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return as_url(buffer.getvalue())
+
+
+def as_url(content: bytes, kind: str = "image/png") -> str:
+    """A file as a data URL."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def pairs(result: dict[str, Any], settings: Settings, about: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The Sweep view: a grid of settings measured beside plain AR; speed against quality, pictures, files."""
 
-import base64
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from typing import Any
 import gradio as gr
 from gradio.components.api_component import Api
 
-from app import api, html, params, views, widgets
+from app import api, html, params, stage, views, widgets
 from app.jobs import Busy
 from app.session import Worker, events
 from app.sweeps import Desk, begin, fault, hardware, measure, recorded, rounded, shown
@@ -47,7 +46,7 @@ def server_functions(desk: Desk) -> list[Callable]:
         for place, (prompt, seed) in enumerate(sweep.grid.pictures[: sweep.keep]):
             own, ar = sweep.pictures.get((setting, place)), sweep.pictures.get((0, place))
             if own and ar:
-                found.append({"prompt": prompt, "seed": seed, "image": url(own), "ar": url(ar)})
+                found.append({"prompt": prompt, "seed": seed, "image": stage.as_url(own), "ar": stage.as_url(ar)})
         return found
 
     def file(asked: Any) -> dict[str, str]:
@@ -65,7 +64,7 @@ def server_functions(desk: Desk) -> list[Callable]:
         buffer = io.BytesIO()
         with api.drawing:
             figure(sweep.rows(), sweep.about, buffer)
-        return {"url": url(buffer.getvalue())}
+        return {"url": stage.as_url(buffer.getvalue())}
 
     return [plan, pictures, file]
 
@@ -73,14 +72,9 @@ def server_functions(desk: Desk) -> list[Callable]:
 def shipped(path: Path) -> dict[str, str]:
     """A file of the recorded frontier."""
     try:
-        return {"text": path.read_text()} if path.suffix == ".csv" else {"url": url(path.read_bytes())}
+        return {"text": path.read_text()} if path.suffix == ".csv" else {"url": stage.as_url(path.read_bytes())}
     except OSError:
         return {"error": f"There is no {path.name} among the recorded files."}
-
-
-def url(png: bytes) -> str:
-    """The data URL of a PNG file."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def expected(worker: Worker, baselines: int, others: int) -> float | None:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from PIL import Image
 from serving import serve, toy_pipeline
-from test_browser import browser, generate, open_tab, overflow, pytestmark, text, traces, visit  # noqa: F401
+from test_browser import browser, generate, open_tab, overflow, pytestmark, soon, text, traces, visit  # noqa: F401
 from test_inspector_browser import INSPECTOR
 
 from app import gif, record, stage
@@ -92,7 +92,7 @@ def test_three_lanes_from_a_link(visit, site):  # noqa: F811
     assert page.locator(".lane .tip").nth(1).inner_text().startswith(head)
     assert head in strip(page, 1).get_attribute("aria-valuetext")
     strip(page, 1).press("Enter")
-    assert text(page, "clock").startswith(f"{event.seconds:.2f} s")
+    soon(page, lambda: text(page, "clock").startswith(f"{event.seconds:.2f} s"), True)
     assert text(page, "picked").startswith(f"Coupled, relaxed, step 2 of {same.steps}")
     count = sum(each.accepted for each in same.events[:3])
     label = page.locator(".lane .well canvas").nth(1).get_attribute("aria-label")

@@ -14,7 +14,7 @@ from test_browser import browser, open_tab, overflow, visit  # noqa: F401
 from test_lab_views import in_browser
 from test_sweep import MANY, same
 
-from app import catalogue, sweep, sweeps
+from app import catalogue, stage, sweep, sweeps
 from app.jobs import Job
 from app.session import Worker, events
 from lanternpp import frontier
@@ -186,7 +186,7 @@ def test_a_sweep_runs_stops_resumes_and_its_csv_equals_the_command_lines(visit, 
         "red apple, seed 0, LANTERN, k 5, δ 0.2, tree 2/1"
     )
     source = page.get_attribute("#sweep [data-part=picture]", "src")
-    assert source == sweep.url(list(demo.desk.kept.values())[-1].pictures[3, 0])
+    assert source == stage.as_url(list(demo.desk.kept.values())[-1].pictures[3, 0])
     link = page.evaluate("Lantern.link(Lantern.knobs)")
     page.click("#sweep [data-part=race]")
     page.wait_for_function("Lantern.knobs.method === 'lantern' && Lantern.knobs.branching === '2/1'")
