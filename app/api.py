@@ -26,6 +26,7 @@ KINDS = {
 NAMES = [name for name in KNOBS if name != "mode"]  # that is the host's to choose: compiling holds up all visitors
 drawing = threading.Lock()  # matplotlib's fonts are shared
 DRAWING = 5.0  # seconds that a figure waits for another one
+PATIENCE = 10.0  # seconds that a figure waits for a run
 LANES = 3  # of a race
 TICK = 0.5  # seconds between two reports of a running call
 
@@ -65,14 +66,14 @@ def server_functions(worker: Worker, *names: str) -> list[Callable]:
 def drawn(worker: Worker, chosen: Any, most: int, draw: Callable[[list], str]) -> str | None:
     """What `draw` makes of different finished runs, at most `most`; nothing where one is not kept.
 
-    Nor while a run is being decoded: its time must not pay for a figure.
+    Nor while a long run is being decoded: its time must not pay for a figure.
     """
     ids = chosen[:most] if isinstance(chosen, list) else []
     outputs = list({id(output): output for output in (find(worker, run) for run in ids)}.values())
-    if not outputs or None in outputs or not drawing.acquire(timeout=DRAWING):
+    if not outputs or None in outputs or not worker.quiet(PATIENCE) or not drawing.acquire(timeout=DRAWING):
         return None
     try:
-        return None if worker.running is not None else draw(outputs)
+        return draw(outputs)
     finally:
         drawing.release()
 

@@ -5,7 +5,6 @@ It needs the tokenizer alone, which is read from the model's folder before the w
 
 import functools
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,11 +199,8 @@ def endpoint(book: Book, worker: Worker) -> None:
             raise gr.Error(
                 f"The run {str(run)[:40]!r} is not kept: decode it again with /generate.", print_exception=False
             )
-        patience = time.monotonic() + PATIENCE
-        while worker.running is not None:  # its time must not pay for these pictures
-            if time.monotonic() > patience:
-                raise gr.Error("A run is being decoded; try again when it is done.", print_exception=False)
-            time.sleep(0.1)
+        if not worker.quiet(PATIENCE):
+            raise gr.Error("A run is being decoded; try again when it is done.", print_exception=False)
         _, picture, noise = book.pictures(output.trace.tokens, output.trace.header["grid"], [min(j, top)])
         return facts | {"run": run, "j": j, "psnr": picture["psnr"], "psnr_random": noise["psnr"]}, picture["image"]
 

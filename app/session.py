@@ -76,7 +76,7 @@ class Worker:
             # A new visitor stands behind all who were served before it came, so that no stream of new ones passes them.
             self._served.setdefault(job.visitor, max(self._served.values(), default=0))
             self._jobs.append(job)
-            self._lock.notify()
+            self._lock.notify_all()
 
     def _in_mode(self, settings: list[Settings]) -> list[Settings]:
         return [replace(each, mode=self.mode) for each in settings]
@@ -112,6 +112,11 @@ class Worker:
         """The baseline kept from an earlier run of the visitor's model; None where there is none."""
         [settings] = self._in_mode([settings])
         return self.baselines.get((self.chosen.get(visitor, ""), baseline_key(settings)))
+
+    def quiet(self, seconds: float) -> bool:
+        """Whether nothing is decoded, now or within so many seconds: a run's time must not pay for other work."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self.running is None, seconds)
 
     def output(self, run: str) -> Any:
         """A finished or recorded run by its id; None where it is not kept."""
@@ -189,6 +194,7 @@ class Worker:
             finally:
                 with self._lock:
                     self.running = None
+                    self._lock.notify_all()
                     goes_on = job in self._jobs
                 if not goes_on:
                     job.events.put(("end",))

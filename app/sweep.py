@@ -59,7 +59,7 @@ def server_functions(desk: Desk) -> list[Callable]:
             return {"error": "That sweep is no longer kept; run it again."}
         if kind in ("csv", "json"):
             return {"text": sweep.csv() if kind == "csv" else json.dumps(sweep.document(), ensure_ascii=False)}
-        if desk.worker.running is not None:  # its time must not pay for a figure
+        if not desk.worker.quiet(api.PATIENCE):
             return {"error": "A run is being measured; the figure can be drawn when none is."}
         buffer = io.BytesIO()
         with api.drawing:

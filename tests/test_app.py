@@ -659,15 +659,31 @@ def test_the_page_can_ask_for_traces_and_figures_only_of_kept_runs(outputs, monk
     for _ in range(100_000):
         deep = [deep]
     assert all(figure(bad) is None for bad in ([], None, ["x"], [ids[0], "x"], {"a": 1}, 7, deep))
+    monkeypatch.setattr(api, "PATIENCE", 0.01)
     worker.running = job()
     assert figure(ids) is None  # a figure would take time from the run
-    worker.running = None
     monkeypatch.setattr(api, "DRAWING", 0.01)
+    worker.running = None
     with api.drawing:
         assert figure(ids) is None
     assert atlas("") is None
     png = base64.b64decode(figure(ids).split(",", 1)[1])
     assert Image.open(io.BytesIO(png)).size[0] > 1000
+
+
+def test_a_figure_asked_for_during_a_short_run_comes_after_it(outputs, monkeypatch):
+    """A view that is opened has its run decoded again for the details: files asked for meanwhile only wait."""
+    worker, ended = Worker(toy_pipeline), threading.Event()
+    monkeypatch.setattr(worker, "_inspect", lambda job: ended.wait(60))
+    worker.start()
+    worker.runs[outputs[0].trace.run_id] = outputs[0]
+    look = Job("me", [], inspect=outputs[0].trace.run_id)
+    worker.submit(look)
+    while worker.running is not look:
+        time.sleep(0.005)
+    threading.Timer(0.3, ended.set).start()
+    [figure] = api.server_functions(worker, "figure")
+    assert figure([outputs[0].trace.run_id]) and ended.is_set()
 
 
 def test_figures_hold_the_maps(outputs):

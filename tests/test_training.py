@@ -31,6 +31,21 @@ def test_captions_name_what_is_shown():
     assert not any(w in t for t in texts for w in ("flat", "classic", "red background"))
 
 
+def test_pictures_on_the_grid_have_the_same_tokens_wherever_they_stand():
+    """A picture only moves by whole tokens, over all nine places; in any place it is also cut across tokens."""
+    solid = np.full((data.SIZE, data.SIZE, 4), 255, dtype=np.uint8)
+    found = {place: set() for place in ("grid", "any", "centre")}
+    for place, boxes in found.items():
+        for seed in range(200):
+            shown = (data.composite(solid, np.random.default_rng(seed), "green", place) == 255).all(-1)
+            rows, columns = np.flatnonzero(shown.any(1)), np.flatnonzero(shown.any(0))
+            boxes.add((rows[0], columns[0], rows[-1] + 1, columns[-1] + 1))
+    inner = data.SIZE - 2 * data.TOKEN
+    assert found["grid"] == {(y, x, y + inner, x + inner) for y in (0, 8, 16) for x in (0, 8, 16)}
+    assert found["centre"] == {(8, 8, 8 + inner, 8 + inner)}
+    assert any(edge % data.TOKEN for box in found["any"] for edge in box)
+
+
 def test_composite_keeps_the_background_and_the_picture():
     rng = np.random.default_rng(0)
     clear = np.zeros((128, 128, 4), np.uint8)

@@ -67,7 +67,7 @@ def train_prior(args: argparse.Namespace) -> None:
     bundle = hub.load_bundle(args.model, torch.float32)
     init = None if args.scratch else bundle.target.state_dict()
     bundle.target = prior.train(_encoder(bundle), bundle.words, data.load_pictures(args.data), args.out, args.minutes,
-                                args.layers, args.decay, init=init, seed=args.seed)
+                                args.layers, args.decay, init=init, rate=args.rate, seed=args.seed)
     hub.save_bundle(bundle, args.model)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 SIZE = 128
+TOKEN = 8  # pixels that a code covers, each way
 NOTO_FONT = "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"
 STYLES = {  # style -> words for it in captions; the first is the one the app uses
     "fluent": ("3d", "fluent", "shiny 3d"),
@@ -83,27 +84,25 @@ def core(pictures: Pictures) -> np.ndarray:
 
 
 def composite(rgba: np.ndarray, rng: np.random.Generator, background: str | None = None,
-              augment: bool = True) -> np.ndarray:
-    """One picture (128, 128, 4) on a softly shaded background -> (128, 128, 3) uint8; shift, scale and flip drawn."""
+              place: str = "grid") -> np.ndarray:
+    """One picture (128, 128, 4) on a softly shaded background -> (128, 128, 3) uint8.
+
+    place "centre" draws nothing. "grid" moves the picture by whole tokens, so that its codes are the same wherever it
+    stands: what a small target can learn to paint sharply. "any" also draws size, half tokens and a mirror, which a
+    tokenizer and a scorer must know.
+    """
     name = background or str(rng.choice(list(BACKGROUNDS)))
     colour = np.array(BACKGROUNDS[name], dtype=np.float32)
-    centre = rng.uniform(0.3, 0.5, 2) if augment else np.array([0.4, 0.4])
+    centre = np.array([0.4, 0.4]) if place == "centre" else rng.uniform(0.3, 0.5, 2)
     y, x = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) / SIZE
     distance = (y - centre[0]) ** 2 + (x - centre[1]) ** 2
     ground = colour * (1.03 - 0.22 * distance)[..., None]
-    picture = Image.fromarray(np.ascontiguousarray(rgba))
-    if augment:
-        scale = rng.choice((0.84, 0.9, 0.96))
-        side = round(SIZE * scale)
-        picture = picture.resize((side, side), Image.Resampling.LANCZOS)
-        if rng.random() < 0.15:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        margin = (SIZE - side) / 2
-        left, top = (round(margin + rng.integers(-1, 2) * 4) for _ in range(2))
-    else:
-        side = round(SIZE * 0.9)
-        picture = picture.resize((side, side), Image.Resampling.LANCZOS)
-        left = top = (SIZE - side) // 2
+    side = round(SIZE * rng.choice((0.84, 0.9, 0.96))) if place == "any" else SIZE - 2 * TOKEN
+    picture = Image.fromarray(np.ascontiguousarray(rgba)).resize((side, side), Image.Resampling.LANCZOS)
+    if place == "any" and rng.random() < 0.15:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    shift = {"centre": 0, "grid": TOKEN, "any": TOKEN // 2}[place]
+    left, top = (round((SIZE - side) / 2 + rng.integers(-1, 2) * shift) for _ in range(2))
     layer = Image.new("RGBA", (SIZE, SIZE))
     layer.paste(picture, (left, top))
     front = np.asarray(layer, dtype=np.float32)

@@ -117,8 +117,8 @@ def held_out_loss(model: Transformer, pool: CodePool, words, batches: int = 4) -
 
 
 def train(encode: Encode, words, pictures: data.Pictures, out: Path, minutes: float, layers: int, decay: float,
-          batch: int = 16, views: int = 8, init: dict[str, Tensor] | None = None, muon_lr: float = 1.5e-3,
-          adam_lr: float = 7e-4, seed: int = 0, save_every: float = 4.0) -> Transformer:
+          batch: int = 16, views: int = 8, init: dict[str, Tensor] | None = None, rate: float = 1.0, seed: int = 0,
+          save_every: float = 4.0) -> Transformer:
     """Train for `minutes` in all (resumed time included) and leave out/prior.pt; a deeper `layers` grows the model."""
     torch.manual_seed(seed)
     checkpoint = loop.resume(out / "prior.pt")
@@ -136,7 +136,7 @@ def train(encode: Encode, words, pictures: data.Pictures, out: Path, minutes: fl
         found = model.load_state_dict(grow(state, layers) if had < layers else state, strict=False)
         if found.unexpected_keys or any(not k.startswith("prefix.pool") for k in found.missing_keys):
             raise ModelError(f"The weights do not fit this model: {(found.unexpected_keys + found.missing_keys)[0]!r}.")
-    optimizers = loop.Optimizers(model, muon_lr, adam_lr)
+    optimizers = loop.Optimizers(model, 1.5e-3 * rate, 7e-4 * rate)
     step, clock = 0, loop.Clock(minutes)
     if checkpoint:
         step, clock = checkpoint["step"], loop.Clock(minutes, checkpoint["minutes"])
@@ -168,7 +168,7 @@ def train(encode: Encode, words, pictures: data.Pictures, out: Path, minutes: fl
             loop.clip(model)
             optimizers.step(clock.scale(step - began, decay))
             losses.append(loss.item())
-            pool.renew(pool.rng.integers(0, len(train_index), 12), int(pool.rng.integers(views)))
+            pool.renew(pool.rng.integers(0, len(train_index), 6), int(pool.rng.integers(views)))
             step += 1
             if step % 50 == 0:
                 loop.log(out / "prior.jsonl", step=step, layers=layers, minutes=clock.spent,
@@ -189,5 +189,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=120.0, help="training time in all, resumed time included")
     parser.add_argument("--layers", type=int, default=8, help="depth; more than the checkpoint's grows it")
     parser.add_argument("--decay", type=float, default=0.25, help="last share of the time over which the rate falls")
+    parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates; below 1 to polish")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scratch", action="store_true", help="start from random weights, not from --model's")

@@ -47,7 +47,7 @@ class DecodedPool:
 
     def renew(self, index: np.ndarray, view: int) -> None:
         names = self.rng.choice(list(data.BACKGROUNDS), len(index))
-        shown = [data.composite(self.pictures.rgba[i], self.rng, b) for i, b in zip(index, names, strict=True)]
+        shown = [data.composite(self.pictures.rgba[i], self.rng, b, "any") for i, b in zip(index, names, strict=True)]
         self.images[index, view] = as_bytes(self.reconstruct(as_images(shown)))
         self.backgrounds[index, view] = names
 
@@ -103,7 +103,7 @@ class Batches:
                 known = rng.random() < (CORE_SHARE - DECODED_SHARE) / (1 - DECODED_SHARE)
                 source = self.core if known else self.others
                 i, background = rng.integers(len(source.records)), str(rng.choice(list(data.BACKGROUNDS)))
-                record, picture = source.records[i], data.composite(source.rgba[i], rng, background)
+                record, picture = source.records[i], data.composite(source.rgba[i], rng, background, "any")
             other = {**record, "style": str(rng.choice(list(data.STYLES)))}
             shown.append(jittered(picture, rng))
             true.append(data.caption(record, background, rng))
@@ -162,7 +162,8 @@ def composites(pictures: data.Pictures, index: np.ndarray, seed: int) -> tuple[T
     """Augmented pictures (n, 3, H, W) on backgrounds by chance, their prompts in plain form, and what they show."""
     rng = np.random.default_rng(seed)
     backgrounds = [str(b) for b in rng.choice(list(data.BACKGROUNDS), len(index))]
-    images = as_images([data.composite(pictures.rgba[i], rng, b) for i, b in zip(index, backgrounds, strict=True)])
+    shown = [data.composite(pictures.rgba[i], rng, b, "any") for i, b in zip(index, backgrounds, strict=True)]
+    images = as_images(shown)
     facts = [(data.short_name(pictures.records[i]["label"]), pictures.records[i]["style"], b)
              for i, b in zip(index, backgrounds, strict=True)]
     return images, [prompt(*fact) for fact in facts], facts

@@ -67,7 +67,7 @@ def batch(pictures: Pictures, index: np.ndarray, count: int, crop: int, rng: np.
     """`count` random crops of random pictures on random backgrounds, (count, 3, crop, crop) in [-1, 1]."""
     crops = []
     for i in rng.choice(index, count):
-        picture = composite(pictures.rgba[i], rng)
+        picture = composite(pictures.rgba[i], rng, place="any")
         top, left = rng.integers(0, picture.shape[0] - crop + 1, 2)
         crops.append(picture[top:top + crop, left:left + crop])
     return as_images(crops)
@@ -247,7 +247,7 @@ def train(args: argparse.Namespace, config: VQConfig = BUNDLED) -> Tokenizer:
         print(f"resumed at step {trainer.step}")
     curve.write_text("".join(f"{line}\n" for line in lines))  # what an interrupted run wrote past its checkpoint goes
     chosen = np.random.default_rng(1).permutation(held_out)[:VALIDATION]
-    images = as_images([composite(pictures.rgba[i], np.random.default_rng(int(i)), augment=False) for i in chosen])
+    images = as_images([composite(pictures.rgba[i], np.random.default_rng(int(i)), place="centre") for i in chosen])
     images = images.to(trainer.device)
     print(f"{len(index)} pictures to learn from, {len(held_out)} held out by concept, "
           f"{sum(p.numel() for p in trainer.tokenizer.parameters() if p.requires_grad) / 1e6:.1f} M parameters learn")
