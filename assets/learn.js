@@ -72,11 +72,13 @@ Lantern.tour = (element, props, server) => {
     part('panel').hidden = true;
     unframe();
     address();
-    const open = document.querySelector('#tabs [role="tab"][aria-selected="true"]');
-    if (open) open.focus({ preventScroll: true });
+    requestAnimationFrame(() => {                                  // the tab that is open by then
+      const open = document.querySelector('#tabs [role="tab"][aria-selected="true"]');
+      if (open) open.focus({ preventScroll: true });
+    });
     Lantern.emit('lesson', 0);
   };
-  const finish = () => { leave(); Lantern.visit('Learn'); scrollTo(0, 0); };
+  const finish = () => { Lantern.visit('Learn'); leave(); scrollTo(0, 0); };
   const next = () => (at === last ? finish() : go(at + 1));
   part('panel').setAttribute('aria-label', words.panel);
   part('keys').textContent = words.keys;

@@ -171,14 +171,15 @@ Lantern.downloads = (element, server) => {
     save(name, url);
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   };
-  const stem = lane => `${run.typed[0].toLowerCase().replace(/[^a-z0-9]+/g, '-').replace(/^-|-$/g, '').slice(0, 40) || 'picture'}-${lane.method}-${lane.run.slice(0, 8)}`;
+  const stem = (lane, what = lane.method) => `${run.typed[0].toLowerCase().replace(/[^a-z0-9]+/g, '-').replace(/^-|-$/g, '').slice(0, 40) || 'picture'}-${what}-${lane.run.slice(0, 8)}`;
   const lanes = () => run.lanes.filter(lane => lane.run);
+  const race = () => stem(lanes()[1] || lanes()[0], 'race');       // the second lane's run is what the race is about
   const actions = {
     pictures: async () => lanes().forEach(lane => save(`${stem(lane)}.png`, lane.image)),
     traces: async () => { for (const lane of lanes()) text(`${stem(lane)}.json`, kept(await server.trace(lane.run))); },
     figure: async () => save('accepted-length.png', kept(await server.figure(Lantern.chosenRuns))),
-    gif: async () => save(`${stem(lanes().at(-1))}.gif`, kept(await server.gif(lanes().map(lane => lane.run)))),
-    report: async () => text(`${stem(lanes().at(-1))}.html`, kept(await server.report(lanes().map(lane => lane.run))), 'text/html'),
+    gif: async () => save(`${race()}.gif`, kept(await server.gif(lanes().map(lane => lane.run)))),
+    report: async () => text(`${race()}.html`, kept(await server.report(lanes().map(lane => lane.run))), 'text/html'),
   };
   const NOT_NOW = 'Not now: a run is being decoded, or one of these is no longer kept.';
   const GONE = { figure: NOT_NOW, gif: NOT_NOW, report: NOT_NOW };

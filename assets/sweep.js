@@ -143,13 +143,15 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     card();
   };
 
+  const several = at => (shown.recorded && known(at.pairs) ? at.pairs : at.images) > 1;   // else there are no quartiles
+
   /* ---- the scatter ---- */
   const box = part('scatter');
   const scatter = () => {
     const rows = points(), methods = [...new Set(rows.map(each => each.method))], n = Math.max(0, ...rows.map(each => each.images || 0));
     Lantern.scatter(box, rows, quality, picked, name, number => shown.settings[number].words);
     part('legend').innerHTML = methods.map(method => `<span>${Lantern.mark(method)}${words.methods[method] || 'Plain AR'}</span>`).join('') + (rows.length ? '<span>filled: on the Pareto front</span>' : '');
-    part('said').textContent = !rows.length ? '' : shown.recorded ? 'Median of the timed pairs, the line their quartiles.' : `Median of ${counted(n, 'pair')} with plain AR, the line their quartiles; each painted the same prompt with the same seed.`;
+    part('said').textContent = !rows.length ? '' : shown.recorded ? 'Median of the timed pairs, the line their quartiles.' : `${n > 1 ? `Median of ${counted(n, 'pair')} with plain AR, the line their quartiles; each painted` : 'One pair with plain AR, which tells nothing of the spread; both painted'} the same prompt with the same seed.`;
   };
   box.addEventListener('click', event => { const at = event.target.closest('[data-setting]'); if (at) pick(Number(at.dataset.setting)); });
   box.addEventListener('keydown', event => {
@@ -170,7 +172,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
     part('name').append(setting.name);
     Lantern.say(part('setting'), picked ? `${setting.words === 'strict' ? '' : `${setting.words} · `}tree ${setting.tree}, ${counted(setting.nodes, 'token')}` : 'one token a pass');
     const range = (low, high, digits) => (known(low) ? `${signed(low, digits)} … ${signed(high, digits)}` : '');
-    const facts = [['Speedup', `${at.speedup.toFixed(2)}×`], picked && ['quartiles', `${at.speedup_low.toFixed(2)}–${at.speedup_high.toFixed(2)}`], ['Accepted length', known(at.accepted_length) && at.accepted_length.toFixed(2)], ['Similarity', known(at.similarity) && at.similarity.toFixed(3).replace('-', '−')],
+    const facts = [['Speedup', `${at.speedup.toFixed(2)}×`], picked && several(at) && ['quartiles', `${at.speedup_low.toFixed(2)}–${at.speedup_high.toFixed(2)}`], ['Accepted length', known(at.accepted_length) && at.accepted_length.toFixed(2)], ['Similarity', known(at.similarity) && at.similarity.toFixed(3).replace('-', '−')],
       picked && ['change from AR', known(at.similarity_change) && signed(at.similarity_change, 3)], picked && ['95 % interval', range(at.similarity_low, at.similarity_high, 3)], ['Found among 100', known(at.top1) && Lantern.percent(at.top1)], picked && shown.recorded && ['change, in points', known(at.top1_change) && signed(100 * at.top1_change, 1)], ['Fréchet distance', known(at.frechet_real) && at.frechet_real.toFixed(2)], ['n', known(at.images) && `${at.images}${shown.recorded && known(at.pairs) ? `, ${at.pairs} timed` : ''}`]];
     part('numbers').replaceChildren(...facts.filter(each => each && each[1]).map(([label, value]) => { const line = document.createElement('tr'); line.append(Lantern.make('td', '', label), Lantern.make('td', 'num', value)); return line; }));
     const race = { ...Lantern.knobs, ...setting.page };
@@ -234,7 +236,7 @@ Lantern.sweep = (element, props, watch, trigger, server, words) => {
       first.append(pickable);
       const n = (value, digits, unit = '') => (at && known(value) ? `${value.toFixed(digits).replace('-', '−')}${unit}` : '–'), a = at || {};
       const state = !at ? (busy ? 'waiting' : 'not measured') : front.includes(at) ? 'on the front' : shown.recorded || at.images === shown.pictures || !number ? 'done' : `${at.images} of ${shown.pictures}`;
-      const cells = [n(a.speedup, 2, '×'), number && at ? `${n(a.speedup_low, 2)}–${n(a.speedup_high, 2)}` : '–', n(a.accepted_length, 2), n(a.similarity, 3), at && number && known(a.similarity_change) ? signed(a.similarity_change, 3) : '–', known(a.top1) ? Lantern.percent(a.top1) : '–', ...(frechet ? [n(a.frechet_real, 2)] : []), known(a.images) ? String(a.images) : '–', state];
+      const cells = [n(a.speedup, 2, '×'), number && at && several(a) ? `${n(a.speedup_low, 2)}–${n(a.speedup_high, 2)}` : '–', n(a.accepted_length, 2), n(a.similarity, 3), at && number && known(a.similarity_change) ? signed(a.similarity_change, 3) : '–', known(a.top1) ? Lantern.percent(a.top1) : '–', ...(frechet ? [n(a.frechet_real, 2)] : []), known(a.images) ? String(a.images) : '–', state];
       tr.append(first, Lantern.make('td', '', setting.words), Lantern.make('td', '', number ? setting.tree : 'root only'), ...cells.map((text, i) => Lantern.make('td', heads[i + 3][1], text)));
       if (at) tr.addEventListener('click', () => pick(number));
       return tr;

@@ -95,8 +95,8 @@ def table(methods: Sequence[Runs]) -> dict[str, dict]:
             continue
         ratios = base.column("total_seconds") / runs.column("total_seconds")
         name = runs.settings.method
-        name = name if name not in result else f"{name} {runs.settings.tree.name}"
-        result[name] = {
+        others = (f"{name} {runs.settings.tree.name}", *(f"{name} {n}" for n in range(2, len(methods) + 1)))
+        result[next(each for each in (name, *others) if each not in result)] = {
             "seconds": quartiles(runs.column("total_seconds")),
             "tokens_per_second": round(float(np.median(runs.column("tokens_per_second"))), 2),
             "steps": round(float(np.mean(runs.column("steps"))), 2),

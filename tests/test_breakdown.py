@@ -151,3 +151,14 @@ def test_every_run_is_followed_by_one_under_the_clock(pipe):
     assert [len(m.costs) for m in methods] == [len(m.summaries) for m in methods] == [3, 3]
     assert "catch-up" not in methods[0].costs[-1] and "catch-up" in methods[1].costs[-1]
     assert set(bench.table(methods)) == {"ar", "exact"}
+
+
+def test_each_setting_of_one_method_has_its_own_row(pipe):
+    """Two bounds of one rule on one tree are two rows of the table, not one that was written twice."""
+    chosen = [settings(pipe, "ar"), *(settings(pipe, "lantern", bound=bound) for bound in (0.1, 0.2, 0.3))]
+    seconds = (1.0, 0.5, 0.25, 0.2)
+    facts = {"tokens_per_second": 1, "steps": 1, "accepted_length": 1, "step_compression": 1}
+    methods = [bench.Runs(s, [{"total_seconds": t, **facts}]) for s, t in zip(chosen, seconds, strict=True)]
+    rows = bench.table(methods)
+    assert [row["speedup"]["median"] for row in rows.values()] == [1, 2, 4, 5]
+    assert list(rows)[:2] == ["ar", "lantern"] and len(set(rows)) == 4

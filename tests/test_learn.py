@@ -182,6 +182,8 @@ def test_the_tour_drives_the_views_by_keyboard(visit, site, worker):  # noqa: F8
         page.keyboard.press("ArrowRight")
     page.wait_for_selector("#learn .lessons")  # after the last step
     assert "lesson" not in page.evaluate("location.search") and not page.is_visible("#tour .tour")
+    focused = "document.activeElement.getAttribute('role') + ' ' + document.activeElement.textContent.trim()"
+    page.wait_for_function(f"{focused} === 'tab Learn'")
 
 
 @in_browser
