@@ -126,7 +126,7 @@ def whatif(detail: Detail, event: int, node: int, relaxation: Relaxation, depth:
     return "-" if q <= 0 else "a" if strict else "x" if relaxed else "r", float(mass), pooled
 
 
-class _Recorder(Step):
+class Recorder(Step):
     """A step that keeps the distributions which its verdicts compared."""
 
     def _distribution(self, logits: Tensor, depths: Tensor | None = None) -> Tensor:
@@ -149,7 +149,7 @@ def inspect(pipe, trace: Trace) -> Iterator[StepEvent]:
     if settings.relaxation.coupled:
         raise DetailError(f"{METHODS[settings.method]} judges drafts by the target's own draw, not by ratios that "
                           "could be shown here: inspect a run of another method.")
-    step, condition, valid = pipe.prepare(settings, kind=_Recorder)
+    step, condition, valid = pipe.prepare(settings, kind=Recorder)
     events = Decoder(step).stream(condition, settings.seed, valid)
     parts, done = [], torch.tensor(trace.tokens)
     for event, known in zip(events, trace.events, strict=False):
@@ -175,7 +175,7 @@ def inspect(pipe, trace: Trace) -> Iterator[StepEvent]:
                   patches=np.stack([part["patches"] for part in parts]))
 
 
-def _look(pipe, step: _Recorder, settings: Settings, event: StepEvent) -> dict:
+def _look(pipe, step: Recorder, settings: Settings, event: StepEvent) -> dict:
     """One event's rows: of every node, and of the places that its tokens fill."""
     first = event.index == 0
     nodes = settings.tree.nodes if not first else 0
@@ -201,7 +201,7 @@ def _look(pipe, step: _Recorder, settings: Settings, event: StepEvent) -> dict:
         "agreement": agreement, "nodes": _judge(pipe, step, settings, nodes)}
 
 
-def _judge(pipe, step: _Recorder, settings: Settings, nodes: int) -> dict:
+def _judge(pipe, step: Recorder, settings: Settings, nodes: int) -> dict:
     """What every node's verdict compared, sibling after sibling as `verify` goes."""
     tree, width = settings.tree, settings.tree.nodes
     rows = {name: np.zeros(width, np.float32) for name in ("uniform", "draft", "residual", "target", "other")}
