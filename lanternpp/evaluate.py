@@ -53,7 +53,8 @@ def default_prompts(count: int, seed: int) -> list[str]:
 def mark(pipe: LanternPipeline, settings: Settings, prompts: Sequence[str], seeds: Sequence[int]) -> str:
     """A name for what these would paint: other weights, knobs, prompts or seeds have another."""
     knobs = replace(settings, prompt="", seed=0).to_dict()
-    facts = [fingerprint(pipe.bundle.target), knobs, list(prompts), list(seeds)]
+    networks = [pipe.bundle.target] + [pipe.bundle.drafter] * (settings.method != "ar")
+    facts = [[fingerprint(network) for network in networks], knobs, list(prompts), list(seeds)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

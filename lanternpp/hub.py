@@ -194,8 +194,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     return fill_own(tokenizer, folder, "tokenizer")
 
 
-def fingerprint(target: Transformer) -> str:
+def fingerprint(network: Transformer | Drafter) -> str:
     """A short text that other weights or another dtype change, and another number of threads does not."""
-    parts = [target.head.weight, target.norm.weight]
+    parts = [weight for name, weight in network.named_parameters() if name.startswith(("head.", "norm.", "fuse."))
+             or "mlp_norm" in name]
     sums = [f"{total.item():.9g}" for part in parts for total in (part.double().sum(), part.double().square().sum())]
-    return " ".join([*sums, str(target.dtype)])
+    return " ".join([*sums, str(parts[0].dtype)])

@@ -73,6 +73,14 @@ def test_what_is_painted_is_named_by_all_that_matters(pipe):
         (pipe.check(prompt="x", method="exact", tree="3,2", k=5, bound=2.0), PROMPTS, SEEDS)]}
     other = pipe.check(prompt="y", seed=9, method="lanternpp", tree="3,2", k=5, bound=2.0)
     assert len(names) == 5 and evaluate.mark(pipe, other, PROMPTS, SEEDS) in names
+    norm = pipe.bundle.drafter.blocks[0].mlp_norm.weight
+    plain = evaluate.mark(pipe, base.baseline(), PROMPTS, SEEDS)
+    kept, norm.data = norm.data, norm.data + 1e-3
+    try:  # another drafter paints other pictures, but not by plain AR
+        assert evaluate.mark(pipe, base, PROMPTS, SEEDS) not in names
+        assert evaluate.mark(pipe, base.baseline(), PROMPTS, SEEDS) == plain
+    finally:
+        norm.data = kept
 
 
 def test_default_prompts_name_every_look_once_before_any_twice():

@@ -9,8 +9,8 @@ One child x, drawn from q and accepted with probability a(x) = min(1, m(x) / q(x
     anew    p itself, as if nothing had been drafted
 
 so the law of the token is out(y) = q(y) a(y) + Σ_x q(x) (1 − a(x)) residual_x(y), worked out here over all codes. The
-so the law of the token is out(y) = q(y) a(y) + Σ_x q(x) (1 − a(x)) residual_x(y), worked out over all codes. The
-acceptance is the same for the three. "strict" also is norm([p − q a]₊), what the accepted drafts leave of p: where p ≥ q,
+acceptance is the same for all three. "strict" is also norm([p − q a]₊), what the accepted drafts leave of p: where
+p ≥ q, m ≥ p gives a = 1, and elsewhere q a ≥ p leaves nothing. So no other residual comes nearer to p.
 """
 
 from __future__ import annotations
