@@ -46,6 +46,19 @@ def test_pictures_on_the_grid_have_the_same_tokens_wherever_they_stand():
     assert any(edge % data.TOKEN for box in found["any"] for edge in box)
 
 
+def test_a_row_is_led_astray_by_one_other_picture():
+    """Wrong codes stand in their own places, singly in about half of the rows and else in whole patches."""
+    torch.manual_seed(0)
+    codes = torch.arange(400).unsqueeze(1) * 1000 + torch.arange(256)
+    shown = prior.astray(codes)
+    wrong = shown != codes
+    assert torch.equal(shown[wrong], codes.roll(1, 0)[wrong])
+    assert 0.15 < wrong.float().mean() < 0.25 and (wrong.float().mean(1) < 0.02).float().mean() > 0.1
+    patches = wrong.view(400, 4, 4, 4, 4).transpose(2, 3).flatten(3)
+    whole = (patches.all(-1) | ~patches.any(-1)).flatten(1).all(1)
+    assert 0.4 < whole.float().mean() < 0.75
+
+
 def test_composite_keeps_the_background_and_the_picture():
     rng = np.random.default_rng(0)
     clear = np.zeros((128, 128, 4), np.uint8)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -62,7 +63,7 @@ class CodePool:
 
 def logits_of(model: Transformer, words: Tensor, codes: Tensor, drop: Tensor | None = None,
               keep: Tensor | None = None) -> Tensor:
-    """Teacher-forced logits (B, L, V).
+    """Logits (B, L, V) after the codes (B, L) that a row is shown.
 
     Captions of rows where drop (B,) is true are replaced by the null caption; tokens where keep (B, L−1) is false are
     hidden from the tokens after them.
@@ -86,6 +87,20 @@ def hidden_tokens(rows: int, count: int) -> Tensor:
     """
     share = torch.where(torch.rand(rows) < 0.15, torch.rand(rows), 0.97)
     return torch.rand(rows, count) < share.unsqueeze(1)
+
+
+def astray(codes: Tensor) -> Tensor:
+    """Codes (B, L) as one sees them who has erred: some are another picture's, singly or in patches of 4 × 4.
+
+    A model that was only ever shown true codes knows the picture by them, and goes on with a wrong one once a draw was
+    wrong. Here only the caption tells which picture is meant.
+    """
+    rows, count = codes.shape
+    grid = math.isqrt(count)
+    share = 0.6 * torch.rand(rows, 1, 1).square()
+    patches = torch.rand(rows, -(-grid // 4), -(-grid // 4)).repeat_interleave(4, 1).repeat_interleave(4, 2)
+    chance = torch.where(torch.rand(rows, 1, 1) < 0.5, torch.rand(rows, grid, grid), patches[:, :grid, :grid])
+    return torch.where((chance < share).flatten(1), codes.roll(1, 0), codes)
 
 
 def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
@@ -160,7 +175,7 @@ def train(encode: Encode, words, pictures: data.Pictures, out: Path, minutes: fl
             captions, codes = pool.batch(batch, words)
             drop = torch.rand(batch) < 0.1
             with loop.autocast(codes.device):
-                logits = logits_of(model, caption_ids(words, captions, config.prefix), codes, drop,
+                logits = logits_of(model, caption_ids(words, captions, config.prefix), astray(codes), drop,
                                    hidden_tokens(batch, config.image_tokens - 1))
             each = F.cross_entropy(logits.float().flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
             (each * emphasis).mean().backward()
