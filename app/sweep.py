@@ -13,7 +13,9 @@ from app import api, html, params, stage, views, widgets
 from app.jobs import Busy
 from app.session import Worker, events
 from app.sweeps import Desk, begin, fault, hardware, measure, recorded, rounded, shown
+from lanternpp.frontier import weights_mark
 from lanternpp.grid import DEFAULTS, SAMPLING
+from lanternpp.hub import BUNDLED
 from lanternpp.presets import offered
 from lanternpp.settings import KNOBS, METHODS, SettingsError
 from lanternpp.sweep import figure
@@ -102,7 +104,7 @@ def view(desk: Desk, knobs: dict[str, gr.Component], recordings: bool) -> None:
         "labels": {name: KNOBS[name].label for name in SAMPLING},
         "page": list(params.PAGE),
     }
-    first = recorded(FRONTIER, defaults) if recordings else None
+    first = recorded(FRONTIER, defaults, weights_mark(BUNDLED)) if recordings else None
     script = f"Lantern.sweep(element, props, watch, name => trigger(name), server, {json.dumps(form)})"
     board = html.component(_TEMPLATE, script + '; void ("run", "stop", "race")', "sweep", first or {"state": "empty"},
                            server_functions=server_functions(desk))  # fmt: skip

@@ -152,8 +152,11 @@ def fault(error: Exception) -> dict[str, str]:
     return {"field": getattr(error, "field", ""), "text": str(error)}
 
 
-def recorded(path: Path, defaults: Mapping[str, object]) -> dict[str, Any] | None:
-    """The shipped frontier as the view shows it before a sweep was run; None where there is no such file."""
+def recorded(path: Path, defaults: Mapping[str, object], weights: str = "") -> dict[str, Any] | None:
+    """The shipped frontier as the view shows it before a sweep was run; None where there is no such file.
+
+    weights: the mark of the model's; that the file speaks of other ones is said.
+    """
     try:
         table = list(csv.DictReader(io.StringIO(path.read_text())))
     except (OSError, ValueError):
@@ -163,7 +166,8 @@ def recorded(path: Path, defaults: Mapping[str, object]) -> dict[str, Any] | Non
         try:
             knobs = {name: line[name] for name in ("method", "tree", "k", "bound", "gamma", "order") if line.get(name)}
             one = described(Settings.checked(defaults, prompt="a", **knobs))
-            row = {name: number(line.get(name)) for name in frontier.COLUMNS if name not in (*knobs, "label", "device")}
+            texts = (*knobs, "label", "device", "weights")
+            row = {name: number(line.get(name)) for name in frontier.COLUMNS if name not in texts}
             if row["speedup"] is None or row["accepted_length"] is None:
                 continue
         except SettingsError:
@@ -172,12 +176,13 @@ def recorded(path: Path, defaults: Mapping[str, object]) -> dict[str, Any] | Non
         settings.append(one)
     if not rows:
         return None
+    former = any(line.get("weights") != weights for line in table) if weights else False
     device = next((line["device"] for line in table if line.get("device")), "")
     return {
         "state": "recorded", "serial": 0, "key": "", "error": None, "note": "", "recorded": True, "rows": rows,
         "settings": settings, "done": 0, "total": 0, "left": None, "now": "", "complete": True, "prompts": [],
         "pictures": max(row["images"] or 0 for row in rows), "repeats": 1,
-        "facts": [device or "hardware not named in the file"],
+        "facts": [device or "hardware not named in the file", *["the model’s former weights"] * former],
     }  # fmt: skip
 
 

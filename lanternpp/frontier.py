@@ -7,6 +7,7 @@ process (bench.py). Both go on where they were stopped.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,8 @@ from .settings import METHODS, Settings
 
 COLUMNS = ("label", "method", "tree", "nodes", "k", "bound", "gamma", "order", "images", "speedup", "speedup_low",
            "speedup_high", "pairs", "accepted_length", "top1", "top1_change", "top1_low", "top1_high", "similarity",
-           "frechet_real", "frechet_ar", "frechet_floor", "precision", "recall", "equivalent", "pareto", "device")
+           "frechet_real", "frechet_ar", "frechet_floor", "precision", "recall", "equivalent", "pareto", "device",
+           "weights")
 
 SERIES = {"exact": ("#1d68b3", "o"), "lantern": ("#16776f", "^"), "lanternpp": ("#e0801f", "D"),
           "annealed": ("#2b2e35", "s"), "coupled": ("#7a4fb5", "P"), "coupled-relaxed": ("#b0468c", "X"),
@@ -42,6 +44,15 @@ def grid(trees: Sequence[str] = ("cpu4", "cpu8", "cpu14")) -> list[dict[str, obj
         points += [{"method": "annealed", "tree": tree, "k": 1000, "bound": 5.0, "gamma": g} for g in (0.5, 0.8)]
         points += [{"method": "coupled-relaxed", "tree": tree, "k": 1000, "bound": bound} for bound in (3.0, 10.0)]
     return points
+
+
+def weights_mark(folder: Path) -> str:
+    """A short text that another byte in the weights of a folder changes: whether a table still speaks of them."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        if not path.name.startswith("neighbours-"):  # a cache
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def speeds(pipe: LanternPipeline, points: Sequence[Settings], pairs: int, file: Path) -> Iterator[str]:
@@ -70,8 +81,12 @@ def read_speeds(pipe: LanternPipeline, file: Path) -> dict[str, dict]:
 
 
 def table(pipe: LanternPipeline, points: Sequence[Settings], prompts: Sequence[str], seeds: Sequence[int],
-          folder: Path, batch: int, scorer: Scorer | None = None) -> tuple[list[dict[str, object]], dict[str, dict]]:
-    """A row of COLUMNS for each point, all painted and timed; and the scores they are made of (evaluate.report)."""
+          folder: Path, batch: int, scorer: Scorer | None = None,
+          weights: str = "") -> tuple[list[dict[str, object]], dict[str, dict]]:
+    """A row of COLUMNS for each point, all painted and timed; and the scores they are made of (evaluate.report).
+
+    weights: the mark of the model's folder.
+    """
     speed = read_speeds(pipe, folder / "speeds.jsonl")
     quality = evaluate.report(pipe, points, prompts, seeds, folder, batch, scorer)
     rows: list[dict[str, object]] = []
@@ -81,7 +96,7 @@ def table(pipe: LanternPipeline, points: Sequence[Settings], prompts: Sequence[s
             "label": s.label, "method": s.method, "tree": s.tree.name, "nodes": s.tree.nodes, "k": s.k,
             "bound": s.bound, "gamma": s.gamma, "order": s.order, "images": len(prompts), "speedup": v["median"],
             "speedup_low": v["low"], "speedup_high": v["high"], "pairs": v["pairs"],
-            "device": v["device"],
+            "device": v["device"], "weights": weights,
             "top1_low": q["top1_interval"][0], "top1_high": q["top1_interval"][1],
             **{k: q[k] for k in COLUMNS if k in q}})
     plain = {"speedup": 1.0, **quality["ar"]}  # which is a point of the plane as well

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from .console import add_knobs, bar, check_counts, chosen, load, say
-from .hub import ModelError
+from .hub import BUNDLED, ModelError
 from .settings import METHODS, Settings, SettingsError
 
 
@@ -134,7 +134,8 @@ def run_frontier(args: argparse.Namespace) -> int:
         for number, (settings, own) in enumerate(runs):
             for _ in evaluate.paint(pipe, settings, prompts, own, args.out, args.batch):
                 bar(number, len(runs), f"{count} pictures of {settings.label}")
-        rows, scores = frontier.table(pipe, points, prompts, seeds, args.out, args.batch)
+        rows, scores = frontier.table(pipe, points, prompts, seeds, args.out, args.batch,
+                                      weights=frontier.weights_mark(args.model or BUNDLED))
         frontier.write_csv(rows, args.out / f"{name}.csv")
         frontier.figure(rows, scores["ar"], scores["ar, other seeds"], args.out / f"{name}.png")
         say(f"{len(rows)} points in {args.out / name}.csv and .png")

@@ -65,3 +65,12 @@ def test_what_plain_ar_beats_is_not_on_the_front(tmp_path, monkeypatch):
         monkeypatch.setattr(frontier.evaluate, "report", lambda *_, ar=ar: scores | {"ar": {"frechet_real": ar}})
         rows, _ = frontier.table(pipe, points, ["x"], [1], tmp_path, 1)
         assert [r["pareto"] for r in rows] == front
+
+
+def test_other_weights_have_another_mark(tmp_path):
+    (tmp_path / "target-00001.safetensors").write_bytes(b"one")
+    before = frontier.weights_mark(tmp_path)
+    (tmp_path / "neighbours-x.safetensors").write_bytes(b"a cache")
+    assert frontier.weights_mark(tmp_path) == before
+    (tmp_path / "drafter-00001.safetensors").write_bytes(b"two")
+    assert frontier.weights_mark(tmp_path) != before

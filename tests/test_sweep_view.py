@@ -114,6 +114,8 @@ def test_the_recorded_frontier_is_read_as_it_was_written(tmp_path):
     assert value["settings"][1]["words"] == "k 100, λ 2, sequential" and value["rows"][0]["speedup"] == 1.5
     assert value["settings"][1]["page"]["order"] == "sequential" and value["rows"][0]["pareto"]
     json.dumps(value, allow_nan=False)
+    assert sweeps.recorded(path, {}, "0.5")["facts"] == ["Some CPU"]
+    assert sweeps.recorded(path, {}, "another")["facts"] == ["Some CPU", "the model’s former weights"]
     path.write_bytes(b"\xff\x00 no table")
     assert sweeps.recorded(path, {}) is None and sweeps.recorded(tmp_path / "none.csv", {}) is None
 

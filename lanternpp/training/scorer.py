@@ -158,11 +158,12 @@ def share(true: Tensor) -> float:
     return float(true.double().mean())
 
 
-def composites(pictures: data.Pictures, index: np.ndarray, seed: int) -> tuple[Tensor, list[str], list[Fact]]:
+def composites(pictures: data.Pictures, index: np.ndarray, seed: int,
+               place: str = "any") -> tuple[Tensor, list[str], list[Fact]]:
     """Augmented pictures (n, 3, H, W) on backgrounds by chance, their prompts in plain form, and what they show."""
     rng = np.random.default_rng(seed)
     backgrounds = [str(b) for b in rng.choice(list(data.BACKGROUNDS), len(index))]
-    shown = [data.composite(pictures.rgba[i], rng, b, "any") for i, b in zip(index, backgrounds, strict=True)]
+    shown = [data.composite(pictures.rgba[i], rng, b, place) for i, b in zip(index, backgrounds, strict=True)]
     images = as_images(shown)
     facts = [(data.short_name(pictures.records[i]["label"]), pictures.records[i]["style"], b)
              for i, b in zip(index, backgrounds, strict=True)]

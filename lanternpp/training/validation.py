@@ -177,7 +177,7 @@ def validate(scorer: Scorer, bundle: hub.Bundle, pictures: data.Pictures, refere
     looks. What the scorer saw is kept in the folder `keep`."""
     core = pictures.select(data.core(pictures))
     index = np.random.default_rng(seed).integers(0, len(core.records), count)
-    images, prompts, facts = composites(core, index, seed + 1)
+    images, prompts, facts = composites(core, index, seed + 1, "grid")
     reference = references.decoded[references.rows(prompts)]
     keep.mkdir(parents=True, exist_ok=True)
     weights = [float(x.double().square().sum()) for m in (scorer, bundle.tokenizer) for x in m.state_dict().values()]
