@@ -176,7 +176,7 @@ def recorded(path: Path, defaults: Mapping[str, object], weights: str = "") -> d
         settings.append(one)
     if not rows:
         return None
-    former = any(line.get("weights") != weights for line in table) if weights else False
+    former = bool(weights) and any(line.get("weights") != weights for line in table)
     device = next((line["device"] for line in table if line.get("device")), "")
     return {
         "state": "recorded", "serial": 0, "key": "", "error": None, "note": "", "recorded": True, "rows": rows,

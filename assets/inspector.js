@@ -25,7 +25,7 @@ Lantern.inspector = (element, props, watch, ask, server) => {
     }
     const s = run.summary;
     part('facts').replaceChildren(Lantern.make('b', '', `${s.target_passes} passes`), ` · ${s.accepted_length.toFixed(2)} tokens each · ${s.seconds.toFixed(2)} s · ${run.facts.join(', ')}`);
-    part('mask-caption').textContent = nodes() ? `One pass checks all ${nodes()} drafts: each row sees the picture so far, its ancestors and itself (dark).` : 'Plain autoregression drafts nothing: one row, one token.';
+    part('mask-caption').textContent = nodes() ? `One pass checks all ${nodes()} drafts: each row sees the picture so far, its ancestors and itself (filled cells).` : 'Plain autoregression drafts nothing: one row, one token.';
     draw();
   };
   const go = next => { cur = Lantern.clamp(next, 1, run.steps.length - 1); sel = first(); draw(); };

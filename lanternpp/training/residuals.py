@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -69,7 +70,7 @@ def measure(pipe: LanternPipeline, choices: Sequence[Settings], every: int = 1) 
     sums: dict[str, dict[str, float]] = {}
     for settings in choices:
         row = sums.setdefault(settings.label, dict.fromkeys(("nodes", "acceptance", *KINDS), 0.0))
-        for p, q in list(nodes(pipe, settings))[::every]:
+        for p, q in islice(nodes(pipe, settings), 0, None, every):
             acceptance, found = laws(p, q, pipe.neighbours, settings.relaxation)
             row["nodes"] += 1
             row["acceptance"] += acceptance
